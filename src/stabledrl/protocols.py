@@ -1,0 +1,179 @@
+"""Every extension point on one screen. Derive from these (short names in YAML) or just match them (import paths)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from stabledrl.types import (
+    Completions,
+    Corruption,
+    LikelihoodEstimate,
+    ObjectiveOutput,
+    RolloutBatch,
+    Sequences,
+    Vocabulary,
+)
+
+Need = Literal["elbo", "eubo", "token_log_probs", "logits", "step_map"]
+"""What an objective can ask for and an estimator (or, for `step_map`, a sampler) can provide."""
+
+
+class RewardFunction(Protocol):
+    """Scores completions, in TRL's convention: plain functions plug in by import path.
+
+    Called with `prompts`, `completions` and each further column of the data set by keyword, every one a list with an
+    entry per completion. Returns a float per completion, None where it has no verdict.
+    """
+
+    def __call__(self, prompts: list[Any], completions: list[Any], **columns: list[Any]) -> list[float | None]: ...
+
+
+class Denoiser(Protocol):
+    """The forward pass of a policy, aligned: the logits at position i predict token i."""
+
+    def __call__(self, token_ids: Tensor, attention_mask: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+        """Computes logits.
+
+        Args:
+            token_ids: (N, T) int64.
+            attention_mask: (N, T) bool, True = real token; None = all are.
+            keep: Where to compute logits: None for all positions, (N, n) int64 for n positions a row, (N, T) bool.
+
+        Returns:
+            (N, T, V), (N, n, V) or (M, V) for M True positions in row-major order.
+        """
+        ...
+
+
+@runtime_checkable
+class Backbone(Protocol):
+    """What differs between model families, on top of transformers' own model classes."""
+
+    family: str
+
+    def matches(self, config: dict[str, Any]) -> bool:
+        """Whether a config.json is of this family."""
+        ...
+
+    def load(self, path: str, *, dtype: torch.dtype, mask_token_id: int | None, block_size: int | None) -> Any:
+        """Loads a `stabledrl.backbones.Policy`; refuses missing, unexpected or mismatched weights."""
+        ...
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Turns prompts into completions."""
+
+    completion_length: int
+    provides: frozenset[Need]
+
+    def __call__(
+        self,
+        forward: Denoiser,
+        prompt_ids: Tensor,
+        prompt_mask: Tensor,
+        *,
+        vocabulary: Vocabulary,
+        row_keys: Tensor,
+        temperature: float,
+    ) -> Completions:
+        """Samples one completion per row.
+
+        Args:
+            forward: The policy.
+            prompt_ids: (N, P) int64, padded on the left.
+            prompt_mask: (N, P) bool, False on padding.
+            vocabulary: Special ids and candidates.
+            row_keys: (N,) int64; rows with different keys draw independently.
+            temperature: 0 takes the most likely token.
+
+        Returns:
+            N completions of length `completion_length`.
+        """
+        ...
+
+
+@runtime_checkable
+class LikelihoodEstimator(Protocol):
+    """Estimates a completion's log-likelihood, in two steps so that corruptions can be shared, given and tested.
+
+    Attributes:
+        unbiased: Whether the expectation over corruptions is the ELBO exactly. Tested by enumeration.
+        provides: What the estimates hold.
+    """
+
+    unbiased: bool
+    provides: frozenset[Need]
+
+    def corrupt(self, sequences: Sequences, *, update: int | None) -> Corruption:
+        """Draws corruptions for the estimate under the old policy (`update` None) or of the given inner update."""
+        ...
+
+    def __call__(
+        self, forward: Denoiser, sequences: Sequences, corruption: Corruption, *, vocabulary: Vocabulary
+    ) -> LikelihoodEstimate:
+        """Scores completions on given corruptions; differentiable in the policy's parameters."""
+        ...
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """A policy-gradient loss. Pure: no logging, no devices, no collectives.
+
+    Attributes:
+        needs: What the estimates must hold; a mismatch is refused before training starts.
+        uses_ratio: Whether an importance ratio enters (what a stress test may inflate).
+    """
+
+    needs: frozenset[Need]
+    uses_ratio: bool
+
+    def __call__(
+        self, current: LikelihoodEstimate, rollouts: RolloutBatch, *, group_log_normalizer: Tensor | None = None
+    ) -> ObjectiveOutput:
+        """Computes the batch's share of the update's loss.
+
+        Args:
+            current: Estimate under the policy being trained, with gradient.
+            rollouts: The same rows' rollouts.
+            group_log_normalizer: (G,) from `log_normalizers` over whole groups, for a `GroupCoupledObjective` whose
+                groups are split over batches; None when the batch holds whole groups.
+
+        Returns:
+            Loss and metrics.
+        """
+        ...
+
+
+@runtime_checkable
+class GroupCoupledObjective(Objective, Protocol):
+    """An objective in which a row's weight depends on the other rows of its group."""
+
+    def log_normalizers(self, log_ratio: Tensor, group_index: Tensor, num_groups: int) -> Tensor:
+        """(G,) log-normaliser of every group, from the detached log-ratios (N,) of all graded rows of the update."""
+        ...
+
+
+Split = Literal["train", "evaluation"]
+
+
+@runtime_checkable
+class Task(Protocol):
+    """A source of prompts with the rewards that judge them.
+
+    Attributes:
+        name: Names the task in metrics, e.g. `val/<name>/accuracy`.
+        rewards: The first one is the grader that decides accuracy, in training and evaluation alike.
+        reward_weights: One factor per reward; the training reward is their weighted sum.
+    """
+
+    name: str
+    rewards: list[RewardFunction]
+    reward_weights: list[float]
+
+    def rows(self, split: Split) -> Sequence[Mapping[str, Any]]:
+        """Rows with a `prompt` (text, or a list of chat messages), further columns for the rewards, and, where known,
+        a `completion` that demonstrates a right answer. Training rows never occur in the evaluation split."""
+        ...

@@ -1,0 +1,201 @@
+"""The records that flow from prompt to update. Frozen; tensors only, so that they can be sliced, moved and saved.
+
+Shape legend: N rows (prompts x group size), G groups, P prompt length, C completion length, T = P + C, K Monte-Carlo
+draws, V vocabulary size, M scored positions of a batch in row-major order.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """The token ids that masked diffusion has to know about.
+
+    Attributes:
+        mask_token_id: The token that stands for "not yet decoded".
+        pad_token_id: Fills prompts on the left; never attended.
+        end_token_ids: Any of these ends a completion (end of text, end of turn).
+        num_candidates: Ids at or beyond this are unused embedding rows and are never sampled.
+    """
+
+    mask_token_id: int
+    pad_token_id: int
+    end_token_ids: tuple[int, ...]
+    num_candidates: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """Base of the records whose tensors all have the rows as first dimension."""
+
+    def _map(self, function: Any) -> Self:
+        changed = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                changed[field.name] = function(value)
+            elif isinstance(value, _Rows):
+                changed[field.name] = value._map(function)
+        return replace(self, **changed)
+
+    def select(self, rows: Tensor | slice) -> Self:
+        """Keeps the given rows, in the given order."""
+        return self._map(lambda tensor: tensor[rows])
+
+    def to(self, device: torch.device | str) -> Self:
+        """Moves every tensor to a device."""
+        return self._map(lambda tensor: tensor.to(device))
+
+    def detach(self) -> Self:
+        """Cuts every tensor from the graph."""
+        return self._map(torch.Tensor.detach)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequences(_Rows):
+    """Prompts with their completions, ready to be scored.
+
+    Attributes:
+        token_ids: (N, T) int64. Prompts are padded on the left; positions after a completion's end hold the mask token.
+        attention_mask: (N, T) bool, False on the prompt's padding only: positions after the end are attended.
+        completion_mask: (N, C) bool, True up to and including the first end token. C is its width.
+        row_keys: (N,) int64 keys of `stabledrl.randomness`.
+    """
+
+    token_ids: Tensor
+    attention_mask: Tensor
+    completion_mask: Tensor
+    row_keys: Tensor
+
+    @property
+    def prompt_length(self) -> int:
+        """P, the padded length of the prompts."""
+        return self.token_ids.shape[1] - self.completion_mask.shape[1]
+
+    @property
+    def completion_ids(self) -> Tensor:
+        """(N, C) int64."""
+        return self.token_ids[:, self.prompt_length :]
+
+    @property
+    def lengths(self) -> Tensor:
+        """(N,) int64, the number of scored tokens L of each completion (at least 1 for a sampled one)."""
+        return self.completion_mask.sum(dim=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completions(_Rows):
+    """What a sampler returns.
+
+    Attributes:
+        token_ids: (N, C) int64; positions after the end token hold the mask token.
+        completion_mask: (N, C) bool, True up to and including the first end token.
+        step_map: (N, C) int64, the denoising step (from 0, over the whole completion) that decided each token; -1 where none did.
+    """
+
+    token_ids: Tensor
+    completion_mask: Tensor
+    step_map: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corruption(_Rows):
+    """K partly masked views of each sequence.
+
+    Attributes:
+        masked: (N, K, T) bool, True where the model is shown the mask token. May cover prompt tokens, which are never scored.
+        weight: (N, K) float32, the factor that makes a draw's sum of log-probabilities an estimate of the whole
+            completion's (L / k for k masked of L tokens; 0 for a draw that masks nothing).
+    """
+
+    masked: Tensor
+    weight: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class LikelihoodEstimate(_Rows):
+    """Log-likelihoods of N completions under one model, float32.
+
+    Attributes:
+        elbo: (N,) the estimate that enters importance ratios: a lower bound, or a proxy for one (see the estimator).
+        eubo: (N,) the upper-bound surrogate, where the estimator provides one.
+        token_log_probs: (N, K, C) log p(token | corrupted view); 0 where `scored` is False.
+        scored: (N, K, C) bool, True where a token was masked and counts.
+        logits: (M, V) at the scored positions in row-major order, where the estimator was asked to keep them.
+    """
+
+    elbo: Tensor
+    token_log_probs: Tensor
+    scored: Tensor
+    eubo: Tensor | None = None
+    logits: Tensor | None = None
+
+    def select(self, rows: Tensor | slice) -> Self:
+        """Keeps the given rows, in the given order (not once logits are kept: their rows are not the batch's)."""
+        if self.logits is not None:
+            raise NotImplementedError("an estimate that keeps logits cannot be sliced by rows")
+        return super().select(rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateTotals:
+    """The size of the whole update, of which a batch may be a part: what a mean is taken over.
+
+    Attributes:
+        rows: Completions.
+        groups: Prompts.
+        tokens: Scored completion tokens.
+    """
+
+    rows: int
+    groups: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutBatch(_Rows):
+    """Graded completions and all that an update needs to know about them.
+
+    Attributes:
+        sequences: The N completions with their prompts.
+        group_index: (N,) int64 in [0, totals.groups), the prompt each row belongs to.
+        rewards: (N,) float32; NaN where no reward could be given.
+        graded: (N,) bool, False where the reward is missing or not finite: such rows are out of baseline and weights.
+        advantages: (N,) float32, 0 where not graded.
+        old: Estimate under the policy that sampled, detached.
+        reference: Estimate under the frozen reference, detached; None where nothing uses it.
+        step_map: (N, C) int64 of the sampler.
+        totals: The size of the whole update. `select` keeps it: a loss divided by totals adds up over micro-batches.
+    """
+
+    sequences: Sequences
+    group_index: Tensor
+    rewards: Tensor
+    graded: Tensor
+    advantages: Tensor
+    old: LikelihoodEstimate
+    step_map: Tensor
+    totals: UpdateTotals
+    reference: LikelihoodEstimate | None = None
+
+    def __len__(self) -> int:
+        return len(self.group_index)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveOutput:
+    """A loss and what to plot beside it.
+
+    Attributes:
+        loss: Scalar, the batch's share of the update's loss: shares of micro-batches add up to the whole.
+        metrics: Detached scalars by name without prefix. Micro-batches are combined by the mean, names ending in
+            `_max` by the maximum.
+    """
+
+    loss: Tensor
+    metrics: Mapping[str, Tensor]
