@@ -1,4 +1,4 @@
-"""Settings for all tests: no hub access, one thread (many small operations), a fixed seed for what uses global state."""
+"""Settings for all tests: no hub access, one thread, a fixed seed for what uses global state."""
 
 import os
 

@@ -1,11 +1,13 @@
-"""Every extension point on one screen. Derive from these (short names in YAML) or just match them (import paths)."""
+"""Every extension point on one screen. Derive from these: YAML then knows the class by its name."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from stabledrl.grade import Reward, RewardFunction
 from stabledrl.types import (
     Completions,
     Corruption,
@@ -16,24 +18,30 @@ from stabledrl.types import (
     Vocabulary,
 )
 
+__all__ = [
+    "Backbone",
+    "Denoiser",
+    "GroupCoupledObjective",
+    "LikelihoodEstimator",
+    "Need",
+    "Objective",
+    "Reward",
+    "RewardFunction",
+    "Sampler",
+    "Split",
+    "Task",
+]
+
 Need = Literal["elbo", "eubo", "token_log_probs", "logits", "step_map"]
 """What an objective can ask for and an estimator (or, for `step_map`, a sampler) can provide."""
-
-
-class RewardFunction(Protocol):
-    """Scores completions, in TRL's convention: plain functions plug in by import path.
-
-    Called with `prompts`, `completions` and each further column of the data set by keyword, every one a list with an
-    entry per completion. Returns a float per completion, None where it has no verdict.
-    """
-
-    def __call__(self, prompts: list[Any], completions: list[Any], **columns: list[Any]) -> list[float | None]: ...
 
 
 class Denoiser(Protocol):
     """The forward pass of a policy, aligned: the logits at position i predict token i."""
 
-    def __call__(self, token_ids: Tensor, attention_mask: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, token_ids: Tensor, attention_mask: Tensor | None = None, *, keep: Tensor | None = None
+    ) -> Tensor:
         """Computes logits.
 
         Args:
@@ -47,28 +55,29 @@ class Denoiser(Protocol):
         ...
 
 
-@runtime_checkable
-class Backbone(Protocol):
+class Backbone(ABC):
     """What differs between model families, on top of transformers' own model classes."""
 
     family: str
 
+    @abstractmethod
     def matches(self, config: dict[str, Any]) -> bool:
         """Whether a config.json is of this family."""
         ...
 
+    @abstractmethod
     def load(self, path: str, *, dtype: torch.dtype, mask_token_id: int | None, block_size: int | None) -> Any:
         """Loads a `stabledrl.backbones.Policy`; refuses missing, unexpected or mismatched weights."""
         ...
 
 
-@runtime_checkable
-class Sampler(Protocol):
+class Sampler(ABC):
     """Turns prompts into completions."""
 
     completion_length: int
     provides: frozenset[Need]
 
+    @abstractmethod
     def __call__(
         self,
         forward: Denoiser,
@@ -95,8 +104,7 @@ class Sampler(Protocol):
         ...
 
 
-@runtime_checkable
-class LikelihoodEstimator(Protocol):
+class LikelihoodEstimator(ABC):
     """Estimates a completion's log-likelihood, in two steps so that corruptions can be shared, given and tested.
 
     Attributes:
@@ -107,10 +115,12 @@ class LikelihoodEstimator(Protocol):
     unbiased: bool
     provides: frozenset[Need]
 
+    @abstractmethod
     def corrupt(self, sequences: Sequences, *, update: int | None) -> Corruption:
         """Draws corruptions for the estimate under the old policy (`update` None) or of the given inner update."""
         ...
 
+    @abstractmethod
     def __call__(
         self, forward: Denoiser, sequences: Sequences, corruption: Corruption, *, vocabulary: Vocabulary
     ) -> LikelihoodEstimate:
@@ -118,8 +128,7 @@ class LikelihoodEstimator(Protocol):
         ...
 
 
-@runtime_checkable
-class Objective(Protocol):
+class Objective(ABC):
     """A policy-gradient loss. Pure: no logging, no devices, no collectives.
 
     Attributes:
@@ -130,6 +139,7 @@ class Objective(Protocol):
     needs: frozenset[Need]
     uses_ratio: bool
 
+    @abstractmethod
     def __call__(
         self, current: LikelihoodEstimate, rollouts: RolloutBatch, *, group_log_normalizer: Tensor | None = None
     ) -> ObjectiveOutput:
@@ -147,10 +157,10 @@ class Objective(Protocol):
         ...
 
 
-@runtime_checkable
-class GroupCoupledObjective(Objective, Protocol):
+class GroupCoupledObjective(Objective):
     """An objective in which a row's weight depends on the other rows of its group."""
 
+    @abstractmethod
     def log_normalizers(self, log_ratio: Tensor, group_index: Tensor, num_groups: int) -> Tensor:
         """(G,) log-normaliser of every group, from the detached log-ratios (N,) of all graded rows of the update."""
         ...
@@ -159,8 +169,7 @@ class GroupCoupledObjective(Objective, Protocol):
 Split = Literal["train", "evaluation"]
 
 
-@runtime_checkable
-class Task(Protocol):
+class Task(ABC):
     """A source of prompts with the rewards that judge them.
 
     Attributes:
@@ -173,7 +182,9 @@ class Task(Protocol):
     rewards: list[RewardFunction]
     reward_weights: list[float]
 
+    @abstractmethod
     def rows(self, split: Split) -> Sequence[Mapping[str, Any]]:
         """Rows with a `prompt` (text, or a list of chat messages), further columns for the rewards, and, where known,
-        a `completion` that demonstrates a right answer. Training rows never occur in the evaluation split."""
+        a `completion` that demonstrates a right answer. Training rows never occur in the evaluation split.
+        """
         ...

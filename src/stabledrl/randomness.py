@@ -1,8 +1,8 @@
 """Counter-based random numbers: a value depends on its key alone, never on global state, batch shape or rank.
 
 Every row of a rollout has a key made of (seed, rollout index, prompt id, sample index, rollback count); every draw adds
-its purpose, step and position. So a sample is the same whatever the batch size, the row order, the micro-batching or the
-number of processes, and a resumed run draws what an uninterrupted one would have drawn.
+its purpose, step and position. So a sample is the same whatever the batch size, the row order, the micro-batching or
+the number of processes, and a resumed run draws what an uninterrupted one would have drawn.
 
 The mixing function is the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) in wrapping int64 arithmetic.
 """

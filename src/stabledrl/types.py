@@ -4,9 +4,9 @@ Shape legend: N rows (prompts x group size), G groups, P prompt length, C comple
 draws, V vocabulary size, M scored positions of a batch in row-major order.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, Self, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -33,8 +33,8 @@ class Vocabulary:
 class _Rows:
     """Base of the records whose tensors all have the rows as first dimension."""
 
-    def _map(self, function: Any) -> Self:
-        changed = {}
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        changed: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Tensor):
@@ -53,7 +53,47 @@ class _Rows:
 
     def detach(self) -> Self:
         """Cuts every tensor from the graph."""
-        return self._map(torch.Tensor.detach)
+        return self._map(lambda tensor: tensor.detach())
+
+    @classmethod
+    def cat(cls, parts: Sequence[Self]) -> Self:
+        """Joins batches along their rows. Fields that are not tensors are taken from the first one."""
+        joined: dict[str, Any] = {}
+        for field in fields(cls):
+            values = [getattr(part, field.name) for part in parts]
+            first = values[0]
+            if isinstance(first, Tensor):
+                joined[field.name] = torch.cat(values)
+            else:
+                joined[field.name] = type(first).cat(values) if isinstance(first, _Rows) else first
+        return cls(**joined)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nested plain dict of tensors and numbers, as a checkpoint can hold it."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: _plain(value) for name, value in values.items()}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Self:
+        """Rebuilds a record from its `state_dict`."""
+        hints = get_type_hints(cls)
+        return cls(**{name: _rebuild(hints[name], value) for name, value in state.items()})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, _Rows):
+        return value.state_dict()
+    return {f.name: getattr(value, f.name) for f in fields(value)} if isinstance(value, UpdateTotals) else value
+
+
+def _rebuild(hint: Any, value: Any) -> Any:
+    for kind in (hint, *get_args(hint)):
+        if isinstance(value, Mapping) and isinstance(kind, type):
+            if issubclass(kind, _Rows):
+                return kind.from_state_dict(value)
+            if kind is UpdateTotals:
+                return UpdateTotals(**value)
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +127,16 @@ class Sequences(_Rows):
         """(N,) int64, the number of scored tokens L of each completion (at least 1 for a sampled one)."""
         return self.completion_mask.sum(dim=1)
 
+    @classmethod
+    def join(cls, prompt_ids: Tensor, prompt_mask: Tensor, completions: "Completions", row_keys: Tensor) -> Self:
+        """Puts N prompts, (N, P) with their mask, and N completions together."""
+        return cls(
+            token_ids=torch.cat([prompt_ids, completions.token_ids], dim=1),
+            attention_mask=torch.cat([prompt_mask, torch.ones_like(completions.completion_mask)], dim=1),
+            completion_mask=completions.completion_mask,
+            row_keys=row_keys,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Completions(_Rows):
@@ -95,7 +145,8 @@ class Completions(_Rows):
     Attributes:
         token_ids: (N, C) int64; positions after the end token hold the mask token.
         completion_mask: (N, C) bool, True up to and including the first end token.
-        step_map: (N, C) int64, the denoising step (from 0, over the whole completion) that decided each token; -1 where none did.
+        step_map: (N, C) int64, the denoising step (from 0, over the whole completion) that decided each token; -1 where
+            none did.
     """
 
     token_ids: Tensor
@@ -108,7 +159,8 @@ class Corruption(_Rows):
     """K partly masked views of each sequence.
 
     Attributes:
-        masked: (N, K, T) bool, True where the model is shown the mask token. May cover prompt tokens, which are never scored.
+        masked: (N, K, T) bool, True where the model is shown the mask token. May cover prompt tokens, which are never
+            scored.
         weight: (N, K) float32, the factor that makes a draw's sum of log-probabilities an estimate of the whole
             completion's (L / k for k masked of L tokens; 0 for a draw that masks nothing).
     """
@@ -199,3 +251,44 @@ class ObjectiveOutput:
 
     loss: Tensor
     metrics: Mapping[str, Tensor]
+
+
+def combine_metrics(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Combines the metrics of an update's micro-batches, by the rule of `ObjectiveOutput.metrics`."""
+    return {
+        name: torch.stack([part[name] for part in parts]).amax(0)
+        if name.endswith("_max")
+        else torch.stack([part[name] for part in parts]).mean(0)
+        for name in parts[0]
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One completion as a person reads it.
+
+    Attributes:
+        task: Name of its task.
+        prompt_id: Identity of the prompt in its data set.
+        sample_index: Number within its group.
+        prompt: The prompt as text.
+        completion: The completion as text, special tokens dropped.
+        reward: Weighted sum of the rewards; None where none could be given.
+        correct: The grader's verdict; None where it has none.
+        answer: The parsed answer.
+        reason: The grader's reason.
+        length: Tokens up to and including the end token.
+        advantage: Group-relative advantage; None outside training.
+    """
+
+    task: str
+    prompt_id: int
+    sample_index: int
+    prompt: str
+    completion: str
+    reward: float | None
+    correct: bool | None
+    answer: str | None
+    reason: str
+    length: int
+    advantage: float | None = None

@@ -1,1 +1,25 @@
+"""Callbacks: one concern a file; all state survives a resume."""
 
+from stabledrl.callbacks.gradient_spike import GradientSpikeMonitor, TrainingStoppedError
+from stabledrl.callbacks.group_rollout import GroupRollout
+from stabledrl.callbacks.policy_drift import PolicyDriftMonitor
+from stabledrl.callbacks.progress import StepProgressBar
+from stabledrl.callbacks.reward_collapse import RewardCollapseMonitor
+from stabledrl.callbacks.run_checkpoint import GracefulStop, RunCheckpoint
+from stabledrl.callbacks.sample_table import SampleTable
+from stabledrl.callbacks.sample_writer import SampleWriter
+from stabledrl.callbacks.task_evaluation import TaskEvaluation
+
+__all__ = [
+    "GracefulStop",
+    "GradientSpikeMonitor",
+    "GroupRollout",
+    "PolicyDriftMonitor",
+    "RewardCollapseMonitor",
+    "RunCheckpoint",
+    "SampleTable",
+    "SampleWriter",
+    "StepProgressBar",
+    "TaskEvaluation",
+    "TrainingStoppedError",
+]

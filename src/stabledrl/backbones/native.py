@@ -1,0 +1,122 @@
+"""Models made and exported here: a transformers class whose config says that it attends both ways."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from stabledrl.backbones.loading import load_model
+from stabledrl.backbones.policy import Policy
+from stabledrl.errors import UserInputError
+from stabledrl.protocols import Backbone
+from stabledrl.types import Vocabulary
+
+_END, _MASK = "<|end|>", "<|mask|>"
+
+
+class Native(Backbone):
+    """Bidirectional models in transformers' own layout: `is_causal` false and a `mask_token_id` in config.json."""
+
+    family = "native"
+
+    def matches(self, config: dict[str, Any]) -> bool:
+        """Whether config.json describes a bidirectional model with a mask token and needs no remote code."""
+        return config.get("is_causal") is False and "mask_token_id" in config and "auto_map" not in config
+
+    def load(self, path: str, *, dtype: torch.dtype, mask_token_id: int | None, block_size: int | None) -> Policy:
+        """Loads model and tokenizer.
+
+        Raises:
+            UserInputError: A block size is asked for, or the special tokens do not agree.
+        """
+        if block_size is not None:
+            raise UserInputError(f"block_size {block_size} given, but {path!r} is a full-attention model; leave it out")
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        mask = config.mask_token_id if mask_token_id is None else mask_token_id
+        if not 0 <= mask < config.vocab_size:
+            raise UserInputError(f"mask_token_id {mask} of {path!r} is outside its vocabulary of {config.vocab_size}")
+        if tokenizer.eos_token_id is None:
+            raise UserInputError(f"the tokenizer of {path!r} has no end token (eos_token)")
+        vocabulary = Vocabulary(
+            mask_token_id=mask,
+            pad_token_id=tokenizer.eos_token_id,
+            end_token_ids=(tokenizer.eos_token_id,),
+            num_candidates=min(len(tokenizer), config.vocab_size),
+        )
+        model = load_model(path, config, dtype)
+        return Policy(model, tokenizer, vocabulary, family=self.family, source=path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewPolicy:
+    """A small character-level bidirectional Llama with random weights, for models made from scratch.
+
+    Attributes:
+        characters: The characters the tokenizer knows; anything else is refused by it.
+        hidden_size: Width.
+        num_layers: Depth.
+        num_heads: Attention heads.
+        intermediate_size: Width of the feed-forward layer.
+        max_length: Longest sequence, in tokens.
+        initializer_range: Standard deviation of the initial weights.
+        seed: Seed of the initial weights.
+    """
+
+    characters: str = "0123456789+-*/()=,:. ?xyz\n"
+    hidden_size: int = 64
+    num_layers: int = 3
+    num_heads: int = 4
+    intermediate_size: int = 128
+    max_length: int = 128
+    initializer_range: float = 0.05
+    seed: int = 0
+
+    def build(self) -> Policy:
+        """Makes the model and its tokenizer."""
+        tokenizer = _character_tokenizer(self.characters)
+        extra: dict[str, Any] = {
+            "is_causal": False,
+            "mask_token_id": tokenizer.mask_token_id,
+            "attn_implementation": "sdpa",
+        }
+        config = LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=self.hidden_size,
+            num_hidden_layers=self.num_layers,
+            num_attention_heads=self.num_heads,
+            intermediate_size=self.intermediate_size,
+            max_position_embeddings=self.max_length,
+            initializer_range=self.initializer_range,
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            # No pad_token_id: it would become the embedding's padding_idx and freeze the end token's row.
+            pad_token_id=None,
+            use_cache=False,
+            **extra,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            model = LlamaForCausalLM(config)
+        vocabulary = Vocabulary(
+            mask_token_id=tokenizer.mask_token_id,
+            pad_token_id=tokenizer.eos_token_id,
+            end_token_ids=(tokenizer.eos_token_id,),
+            num_candidates=len(tokenizer),
+        )
+        return Policy(model, tokenizer, vocabulary, family=Native.family, source=None)
+
+
+def _character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
+    if len(set(characters)) != len(characters) or not characters:
+        raise UserInputError(f"characters {characters!r} must be distinct and at least one")
+    ids = {token: index for index, token in enumerate([_END, _MASK, *characters])}
+    tokenizer = Tokenizer(models.WordLevel(ids))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=_END, pad_token=_END, mask_token=_MASK, clean_up_tokenization_spaces=False
+    )

@@ -1,0 +1,185 @@
+"""Decides when rollouts are made and which of their rows an update sees."""
+
+import os
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from typing_extensions import override
+
+from stabledrl.advantages import Baseline
+from stabledrl.errors import UserInputError
+from stabledrl.experience import Experience, ExperienceCollector, score
+from stabledrl.module import DiffusionPolicyModule
+from stabledrl.protocols import GroupCoupledObjective
+from stabledrl.types import RolloutBatch
+
+
+class GroupRollout(Callback):
+    """Samples a group of completions per prompt and hands them to the updates.
+
+    The data module yields each batch of prompts once per slot: `updates_per_rollout` times the trainer's
+    `accumulate_grad_batches`. On the first slot the groups are sampled; every slot then finds its share of them in the
+    batch: `batch["rollouts"]` (`RolloutBatch`), `batch["update"]` and, on the first slot only, `batch["samples"]`.
+
+    Args:
+        group_size: Completions per prompt, at least 2.
+        temperature: Sampling temperature, above 0.
+        updates_per_rollout: Optimizer steps on each rollout.
+        baseline: What a reward is compared with: `center`, `standardize` or `leave_one_out`.
+        rows_per_forward: Completions per forward pass while sampling and scoring; None takes all at once.
+        max_ungraded_share: End the run if a larger share of a rollout gets no finite reward.
+        seed: Seed of all draws; None takes Lightning's `seed_everything`, or 0.
+
+    Raises:
+        UserInputError: A value is out of range.
+
+    Example:
+        >>> rollout = GroupRollout(group_size=8, temperature=0.9, updates_per_rollout=2)
+    """
+
+    requires_rollouts = True
+
+    def __init__(
+        self,
+        group_size: int = 8,
+        temperature: float = 0.9,
+        updates_per_rollout: int = 2,
+        baseline: Baseline = "center",
+        rows_per_forward: int | None = None,
+        max_ungraded_share: float = 0.5,
+        seed: int | None = None,
+    ) -> None:
+        if group_size < 2:
+            raise UserInputError(f"group_size {group_size} must be at least 2: a group of one has nothing to compare with")
+        if not temperature > 0:
+            raise UserInputError(f"temperature {temperature} must be above 0: greedy groups are all alike")
+        if updates_per_rollout < 1:
+            raise UserInputError(f"updates_per_rollout {updates_per_rollout} must be at least 1")
+        if rows_per_forward is not None and rows_per_forward < 1:
+            raise UserInputError(f"rows_per_forward {rows_per_forward} must be at least 1, or null for all")
+        self.group_size = group_size
+        self.temperature = temperature
+        self.updates_per_rollout = updates_per_rollout
+        self.baseline: Baseline = baseline
+        self.rows_per_forward = rows_per_forward
+        self.max_ungraded_share = max_ungraded_share
+        self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0")) if seed is None else seed
+        self.rollback_count = 0
+        self._rollout_index = -1
+        self._rollouts: RolloutBatch | None = None
+        self._metrics: dict[str, float] = {}
+        self._normalizer: Tensor | None = None
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        if not isinstance(pl_module, DiffusionPolicyModule):
+            raise UserInputError(f"GroupRollout needs a DiffusionPolicyModule, not a {type(pl_module).__name__}")
+        prompts = getattr(trainer.datamodule, "prompts_per_rollout", None)  # type: ignore[attr-defined]
+        rows, parts = (prompts or 0) * self.group_size, trainer.accumulate_grad_batches
+        if prompts is not None and rows % parts:
+            valid = ", ".join(str(n) for n in range(1, rows + 1) if rows % n == 0)
+            raise UserInputError(
+                f"accumulate_grad_batches {parts} does not divide the rollout's {rows} completions; valid: {valid}"
+            )
+
+    @override
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: dict[str, Any], batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, DiffusionPolicyModule)
+        parts, slot = trainer.accumulate_grad_batches, int(batch["slot"])
+        if (slots := int(batch["slots"])) != self.updates_per_rollout * parts:
+            raise UserInputError(
+                f"the data module hands each batch out {slots} times, but updates_per_rollout {self.updates_per_rollout} "
+                f"x accumulate_grad_batches {parts} needs {self.updates_per_rollout * parts}; set the data module's "
+                f"updates_per_rollout and micro_batches to these two"
+            )
+        update, part = divmod(slot, parts)
+        with trainer.precision_plugin.forward_context():
+            if slot == 0:
+                experience = self._collect(trainer, pl_module, batch)
+                batch["samples"] = experience.samples
+            rollouts = self._current(batch)
+            if part == 0:
+                self._normalizer = self._log_normalizers(pl_module, rollouts, update, parts)
+        size = len(rollouts) // parts
+        batch["rollouts"] = rollouts.select(slice(part * size, (part + 1) * size))
+        batch["update"] = update
+        batch["group_log_normalizer"] = self._normalizer
+        # Metrics are logged once a rollout, with the step its first update makes.
+        batch["metrics"] = self._metrics if slot == parts - 1 else {}
+
+    def _collect(self, trainer: Trainer, pl_module: DiffusionPolicyModule, batch: dict[str, Any]) -> Experience:
+        collector = ExperienceCollector(
+            sampler=pl_module.sampler,
+            likelihood=pl_module.likelihood,
+            tasks=pl_module.tasks,
+            tokenizer=pl_module.tokenizer,
+            vocabulary=pl_module.vocabulary,
+            group_size=self.group_size,
+            temperature=self.temperature,
+            baseline=self.baseline,
+            seed=self.seed,
+            rows_per_forward=self.rows_per_forward,
+            max_ungraded_share=self.max_ungraded_share,
+        )
+        experience = collector.collect(
+            batch, trainer.model or pl_module, reference=pl_module.reference, rollback_count=self.rollback_count
+        )
+        self._rollouts, self._metrics = experience.rollouts, experience.metrics
+        self._rollout_index = int(batch["rollout_index"])
+        return experience
+
+    def _current(self, batch: dict[str, Any]) -> RolloutBatch:
+        index = int(batch["rollout_index"])
+        if self._rollouts is None or self._rollout_index != index:
+            raise UserInputError(
+                f"update {int(batch['slot'])} of rollout {index} is due, but the checkpoint holds rollout "
+                f"{self._rollout_index}: it was written without the GroupRollout callback's state"
+            )
+        self._rollouts = self._rollouts.to(batch["prompt_ids"].device)
+        return self._rollouts
+
+    def _log_normalizers(
+        self, pl_module: DiffusionPolicyModule, rollouts: RolloutBatch, update: int, parts: int
+    ) -> Tensor | None:
+        """Where groups are split over micro-batches: one pass without gradient over all rows, on the update's masks."""
+        objective = pl_module.objective
+        if (len(rollouts) // parts) % self.group_size == 0 or not isinstance(objective, GroupCoupledObjective):
+            return None
+        likelihood, sequences = pl_module.likelihood, rollouts.sequences
+        current = score(
+            likelihood,
+            pl_module,
+            sequences,
+            likelihood.corrupt(sequences, update=update),
+            vocabulary=pl_module.vocabulary,
+            rows_per_forward=self.rows_per_forward or len(rollouts) // parts,
+        )
+        graded = rollouts.graded
+        log_ratio = (current.elbo - rollouts.old.elbo)[graded]
+        return objective.log_normalizers(log_ratio, rollouts.group_index[graded], rollouts.totals.groups)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "seed": self.seed,
+            "rollback_count": self.rollback_count,
+            "rollout_index": self._rollout_index,
+            "rollouts": None if self._rollouts is None else self._rollouts.to("cpu").state_dict(),
+            "metrics": self._metrics,
+        }
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if state_dict["seed"] != self.seed:
+            raise UserInputError(f"seed {self.seed} differs from the checkpoint's {state_dict['seed']}; resume with that")
+        self.rollback_count = state_dict["rollback_count"]
+        self._rollout_index = state_dict["rollout_index"]
+        saved = state_dict["rollouts"]
+        self._rollouts = None if saved is None else RolloutBatch.from_state_dict(saved)
+        self._metrics = state_dict["metrics"]

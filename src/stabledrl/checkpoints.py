@@ -1,0 +1,57 @@
+"""Checkpoint files: what ours hold beside the weights, finding the newest, refusing what does not fit."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stabledrl.errors import UserInputError
+
+POLICY_KEY = "policy"
+"""Where a checkpoint holds the policy's description: `fingerprint`, `files` (config and tokenizer), `source`."""
+WEIGHTS_PREFIX = "policy.model."
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Reads a training checkpoint on the CPU, memory-mapped.
+
+    Raises:
+        UserInputError: There is none at the path, or it is not one of ours.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise UserInputError(f"no checkpoint at {str(path)!r}: expected a .ckpt file that training wrote")
+    try:
+        checkpoint: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        message = " ".join(str(error).split())[:200]
+        raise UserInputError(f"cannot read {str(path)!r}, is it complete? {message}") from error
+    if not isinstance(checkpoint, dict) or POLICY_KEY not in checkpoint or "state_dict" not in checkpoint:
+        raise UserInputError(f"{str(path)!r} is not a checkpoint of this project: it holds no policy")
+    return checkpoint
+
+
+def find_last_checkpoint(directory: str | Path) -> Path | None:
+    """The newest `last.ckpt` below a directory, by time of writing; None if there is none."""
+    found = sorted(Path(directory).glob("**/last.ckpt"), key=lambda file: file.stat().st_mtime)
+    return found[-1] if found else None
+
+
+def check_fingerprint(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Compares what a checkpoint was trained on with the policy at hand.
+
+    Args:
+        saved: `Policy.fingerprint` at the time of saving.
+        own: `Policy.fingerprint` of the policy that would take the weights.
+
+    Raises:
+        UserInputError: They differ; the message names every difference.
+    """
+    differences = [
+        f"{name}: checkpoint {saved.get(name)!r}, policy {own.get(name)!r}"
+        for name in sorted({*saved, *own})
+        if saved.get(name) != own.get(name)
+    ]
+    if differences:
+        raise UserInputError(f"the checkpoint is of another model ({'; '.join(differences)})")

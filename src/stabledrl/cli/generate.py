@@ -1,0 +1,68 @@
+"""`stabledrl generate`: a prompt in, text out."""
+
+from typing import Literal
+
+import torch
+
+from stabledrl.cli.parsing import call
+from stabledrl.data.encoding import encode_text
+from stabledrl.errors import UserInputError
+from stabledrl.export import load_any_policy
+from stabledrl.randomness import row_keys
+from stabledrl.samplers import SemiAutoregressiveSampler
+
+
+def generate(
+    model: str,
+    prompt: str,
+    completion_length: int = 128,
+    block_size: int | None = None,
+    denoising_steps: int | None = None,
+    temperature: float = 0.0,
+    remasking: Literal["low_confidence", "random"] = "low_confidence",
+    samples: int = 1,
+    seed: int = 0,
+    device: str = "cpu",
+) -> None:
+    """Completes a prompt with a model directory, a hub id, or a .ckpt file that training wrote.
+
+    Args:
+        model: Model directory, hub id or checkpoint.
+        prompt: The prompt.
+        completion_length: Tokens to generate at most.
+        block_size: Tokens decoded together; by default 32, or the completion length if shorter.
+        denoising_steps: Forward passes over the whole completion; by default one per token.
+        temperature: 0 takes the most likely token.
+        remasking: Which positions are decided first.
+        samples: How many completions.
+        seed: Seed of the draws.
+        device: Where to run.
+    """
+    if samples < 1:
+        raise UserInputError(f"samples {samples} must be at least 1")
+    sampler = SemiAutoregressiveSampler(
+        completion_length=completion_length,
+        block_size=block_size or min(32, completion_length),
+        denoising_steps=denoising_steps or completion_length,
+        remasking=remasking,
+    )
+    policy = load_any_policy(model).to(device)
+    ids = encode_text(policy.tokenizer, prompt)
+    prompt_ids = torch.tensor([ids] * samples, device=device)
+    index = torch.arange(samples, device=device)
+    completions = sampler(
+        policy,
+        prompt_ids,
+        torch.ones_like(prompt_ids, dtype=torch.bool),
+        vocabulary=policy.vocabulary,
+        row_keys=row_keys(seed, 0, torch.zeros_like(index), index),
+        temperature=temperature,
+    )
+    for row, mask in zip(completions.token_ids, completions.completion_mask):
+        print(policy.tokenizer.decode(row[mask].tolist(), skip_special_tokens=True))
+
+
+def run_generate(options: list[str]) -> int:
+    """Runs the command."""
+    call(generate, options, "stabledrl generate")
+    return 0

@@ -1,0 +1,250 @@
+"""The LightningModule: owns the policy and the frozen reference, turns rollouts into a loss."""
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+from typing_extensions import override
+
+from stabledrl.backbones import Policy, load_policy
+from stabledrl.checkpoints import POLICY_KEY, check_fingerprint
+from stabledrl.errors import UserInputError
+from stabledrl.evaluation import TaskScores, evaluate_batch
+from stabledrl.gradients import gradient_norm
+from stabledrl.objectives.kl import KLEstimator, kl_penalty
+from stabledrl.protocols import Denoiser, LikelihoodEstimator, Objective, Sampler, Task
+from stabledrl.types import ObjectiveOutput, RolloutBatch, Sample, Vocabulary, combine_metrics
+
+Precision = Literal["float32", "bfloat16", "float16"]
+
+
+class DiffusionPolicyModule(LightningModule):
+    """Trains a masked diffusion language model on graded rollouts.
+
+    Rollouts come from a callback, `stabledrl.callbacks.GroupRollout`, which puts them into the batch.
+
+    Args:
+        policy: Model directory, hub id, or a policy in memory. A path is loaded when training starts, not before.
+        objective: The loss.
+        likelihood: Estimates log-likelihoods for objective, ratio and KL.
+        sampler: Decodes completions, in rollouts and evaluations alike.
+        optimizer: Makes the optimizer from the trainable parameters.
+        lr_scheduler: Makes the learning-rate schedule, stepped once per optimizer step; None keeps the rate.
+        kl_coefficient: Factor of the KL penalty towards the frozen reference; 0 builds no reference.
+        kl_estimator: k1, k2 or k3, see `stabledrl.objectives.kl`.
+        dtype: Precision of the weights.
+
+    Raises:
+        UserInputError: The objective needs what the likelihood does not provide, or a value is out of range.
+    """
+
+    def __init__(
+        self,
+        policy: str | Policy,
+        objective: Objective,
+        likelihood: LikelihoodEstimator,
+        sampler: Sampler,
+        optimizer: OptimizerCallable = torch.optim.AdamW,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        kl_coefficient: float = 0.0,
+        kl_estimator: KLEstimator = "k3",
+        dtype: Precision = "float32",
+    ) -> None:
+        super().__init__()
+        if missing := objective.needs - likelihood.provides - sampler.provides:
+            raise UserInputError(
+                f"{type(objective).__name__} needs {', '.join(sorted(missing))}, but {type(likelihood).__name__} "
+                f"provides {', '.join(sorted(likelihood.provides))} and {type(sampler).__name__} "
+                f"{', '.join(sorted(sampler.provides)) or 'nothing'}"
+            )
+        if not (kl_coefficient >= 0 and math.isfinite(kl_coefficient)):
+            raise UserInputError(f"kl_coefficient {kl_coefficient} must be a finite number of at least 0")
+        self.objective = objective
+        self.likelihood = likelihood
+        self.sampler = sampler
+        self.kl_coefficient = kl_coefficient
+        self.kl_estimator: KLEstimator = kl_estimator
+        self.needs_reference = kl_coefficient > 0
+        """Callbacks that compare with the reference set this in their `setup`."""
+        self._dtype: torch.dtype = getattr(torch, dtype)
+        self._make_optimizer = optimizer
+        self._make_scheduler = lr_scheduler
+        self._source = policy
+        self.policy: Policy | None = policy if isinstance(policy, Policy) else None
+        # In a tuple, so that it is no submodule: it must not be trained, moved into checkpoints or counted.
+        self._reference: tuple[Policy, ...] = ()
+        self._collected: list[Mapping[str, Tensor]] = []
+        self._has_signal = False
+        self._scores: TaskScores | None = None
+
+    @override
+    def configure_model(self) -> None:
+        """Loads the policy and, where something uses it, copies the reference from it. Runs before a checkpoint is
+        restored, so the reference holds the weights the run started from.
+        """
+        if self.policy is None:
+            assert isinstance(self._source, str)
+            self.policy = load_policy(self._source, self._dtype)
+        if self.needs_reference and not self._reference:
+            self._reference = (copy.deepcopy(self.policy).requires_grad_(False).eval(),)
+
+    @property
+    def loaded_policy(self) -> Policy:
+        """The policy; only after `configure_model`."""
+        assert self.policy is not None, "the policy is loaded in configure_model"
+        return self.policy
+
+    @property
+    def tokenizer(self) -> Any:
+        """The policy's tokenizer."""
+        return self.loaded_policy.tokenizer
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The policy's special ids and candidates."""
+        return self.loaded_policy.vocabulary
+
+    @property
+    def reference(self) -> Denoiser | None:
+        """The frozen reference; None where nothing uses it."""
+        return self._reference[0] if self._reference else None
+
+    @override
+    def forward(self, token_ids: Tensor, attention_mask: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+        """Logits of the policy, see `stabledrl.protocols.Denoiser`."""
+        logits: Tensor = self.loaded_policy(token_ids, attention_mask, keep=keep)
+        return logits
+
+    @override
+    def on_fit_start(self) -> None:
+        for reference in self._reference:
+            reference.to(self.device)
+
+    @override
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        if "rollouts" not in batch:
+            raise UserInputError("the batch holds no rollouts: add the GroupRollout callback to the trainer")
+        rollouts: RolloutBatch = batch["rollouts"]
+        output = self._loss(rollouts, batch["update"], batch.get("group_log_normalizer"))
+        self._has_signal |= bool(rollouts.advantages.any()) or self.kl_coefficient > 0
+        self._collected.append(output.metrics)
+        if (int(batch["slot"]) + 1) % self.trainer.accumulate_grad_batches == 0:
+            self._log_update(batch.get("metrics", {}))
+        # Lightning divides by accumulate_grad_batches, but shares of an update add up.
+        return output.loss * self.trainer.accumulate_grad_batches
+
+    def _loss(self, rollouts: RolloutBatch, update: int, group_log_normalizer: Tensor | None) -> ObjectiveOutput:
+        corruption = self.likelihood.corrupt(rollouts.sequences, update=update)
+        current = self.likelihood(self, rollouts.sequences, corruption, vocabulary=self.vocabulary)
+        output = self.objective(current, rollouts, group_log_normalizer=group_log_normalizer)
+        metrics = dict(output.metrics)
+        loss = output.loss
+        if rollouts.reference is not None:
+            divergence = kl_penalty(current.elbo, rollouts.reference.elbo, self.kl_estimator)
+            metrics["kl_reference"] = divergence.detach().mean()
+            if self.kl_coefficient:
+                loss = loss + self.kl_coefficient * divergence.sum() / rollouts.totals.rows
+        # Shares add up over micro-batches; metrics are means, so the share is scaled to the whole update's loss.
+        metrics["loss"] = loss.detach() * (rollouts.totals.rows / len(rollouts))
+        return ObjectiveOutput(loss=loss, metrics=metrics)
+
+    def _log_update(self, rollout_metrics: Mapping[str, float]) -> None:
+        combined = combine_metrics(self._collected)
+        self._collected.clear()
+        self.log_dict({f"train/{name}": value for name, value in combined.items()}, batch_size=1)
+        self.log_dict(dict(rollout_metrics), batch_size=1)
+        if "rollout/reward_mean" in rollout_metrics:
+            self.log("reward", rollout_metrics["rollout/reward_mean"], prog_bar=True, logger=False, batch_size=1)
+
+    @override
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        # Weight decay and momentum would move the weights even where no completion says anything.
+        if not self._has_signal:
+            optimizer.zero_grad(set_to_none=True)
+        self._has_signal = False
+
+    @override
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        norm = gradient_norm(self)
+        if not norm.isfinite():
+            raise FloatingPointError(
+                "the gradient is not finite; add the GradientSpikeMonitor callback to skip and count such updates"
+            )
+        self.log("train/grad_norm_clipped", norm, batch_size=1)
+
+    @override
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        optimizer = self._make_optimizer([p for p in self.parameters() if p.requires_grad])
+        if self._make_scheduler is None:
+            return {"optimizer": optimizer}
+        scheduler = self._make_scheduler(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    @override
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[POLICY_KEY] = self.loaded_policy.describe()
+
+    @override
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        check_fingerprint(checkpoint[POLICY_KEY]["fingerprint"], self.loaded_policy.fingerprint)
+
+    @property
+    def tasks(self) -> Mapping[str, Task]:
+        """The data module's tasks by name."""
+        tasks: list[Task] = getattr(self.trainer, "datamodule").tasks  # noqa: B009
+        return {task.name: task for task in tasks}
+
+    def evaluate_batch(self, batch: Mapping[str, Any]) -> list[Sample]:
+        """Greedy completions of a batch of prompts, graded."""
+        return evaluate_batch(
+            batch,
+            self.trainer.model or self,
+            self.sampler,
+            tasks=self.tasks,
+            tokenizer=self.tokenizer,
+            vocabulary=self.vocabulary,
+        )
+
+    @override
+    def on_validation_epoch_start(self) -> None:
+        self._scores = TaskScores(self.tasks, self.device)
+
+    @override
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, list[Sample]]:
+        samples = self.evaluate_batch(batch)
+        assert self._scores is not None
+        self._scores.update(samples)
+        return {"samples": samples}
+
+    @override
+    def on_validation_epoch_end(self) -> None:
+        assert self._scores is not None
+        self.log_dict(self._scores.compute("test" if self.trainer.testing else "val"))
+
+    @override
+    def on_test_epoch_start(self) -> None:
+        self.on_validation_epoch_start()
+
+    @override
+    def test_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, list[Sample]]:
+        return self.validation_step(batch, batch_idx)
+
+    @override
+    def on_test_epoch_end(self) -> None:
+        self.on_validation_epoch_end()
+
+    @override
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, list[Sample]]:
+        return {"samples": self.evaluate_batch(batch)}

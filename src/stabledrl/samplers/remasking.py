@@ -1,0 +1,38 @@
+"""Which masked positions a denoising step decides, and how many."""
+
+import torch
+from torch import Tensor
+
+
+def transfer_schedule(block_size: int, steps: int) -> list[int]:
+    """Spreads the positions of a block evenly over its denoising steps, as LLaDA does (arXiv 2502.09992).
+
+    Args:
+        block_size: Positions to decide.
+        steps: Denoising steps; more steps than positions leave some steps without any.
+
+    Returns:
+        Number of positions decided at each step. They add up to `block_size`; a remainder goes to the first steps.
+    """
+    base, remainder = divmod(block_size, steps)
+    return [base + (step < remainder) for step in range(steps)]
+
+
+def transfer(confidence: Tensor, masked: Tensor, count: int) -> Tensor:
+    """Picks the masked positions of each row that are decided now: those with the highest confidence.
+
+    Args:
+        confidence: (N, M) float32, not negative. Read at masked positions only.
+        masked: (N, M) bool, True where a position is still undecided.
+        count: Positions to decide per row, from 1 to M. A row with fewer masked positions has all of them decided.
+
+    Returns:
+        (N, M) bool. Of equal confidences the lower position comes first.
+    """
+    size = confidence.shape[1]
+    # Floats that are not negative are ordered as their bits are. With the position appended no two keys are equal, so
+    # the answer does not depend on how a device's top-k treats ties; unmasked positions get negative keys.
+    bits = torch.where(masked, confidence.float(), -1.0).view(torch.int32)
+    keys = bits.long().mul_(size).add_(torch.arange(size - 1, -1, -1, device=bits.device))
+    last = keys.topk(count, dim=1).values[:, -1:]
+    return keys.ge(last).logical_and_(masked)
