@@ -1,1 +1,1 @@
-
+"""The corruption process and the attention masks of diffusion language models."""

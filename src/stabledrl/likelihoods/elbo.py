@@ -1,0 +1,125 @@
+"""Monte-Carlo estimates of the evidence lower bound of a masked diffusion language model."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from stabledrl.diffusion import masking
+from stabledrl.errors import UserInputError
+from stabledrl.likelihoods.eubo import Reduction, eubo
+from stabledrl.protocols import Denoiser, LikelihoodEstimator, Need
+from stabledrl.types import Corruption, LikelihoodEstimate, Sequences, Vocabulary
+
+Masking = Literal["block_random", "uniform", "stratified", "complementary"]
+
+
+def elbo(token_log_probs: Tensor, scored: Tensor, weight: Tensor, lengths: Tensor, reduction: Reduction) -> Tensor:
+    """Mean over draws of the weighted sum of masked log-probabilities (LLaDA, arXiv 2502.09992, equation 14).
+
+    Args:
+        token_log_probs: (N, K, C) float32, 0 where not scored.
+        scored: (N, K, C) bool.
+        weight: (N, K) float32, L / k.
+        lengths: (N,) int64, scored tokens L.
+        reduction: `sum` estimates log p; `length_normalized` divides it by L: the mean over draws of the mean
+            log-probability of a masked token.
+
+    Returns:
+        (N,) float32.
+    """
+    total = (torch.where(scored, token_log_probs, 0.0).sum(dim=2) * weight).mean(dim=1)
+    return total / lengths if reduction == "length_normalized" else total
+
+
+@dataclass(kw_only=True)
+class MonteCarloElbo(LikelihoodEstimator):
+    """Estimates the ELBO from K random corruptions, and the EUBO from the same ones.
+
+    Args:
+        draws: Corruptions per completion, K.
+        masking: The law they follow, see `stabledrl.diffusion.masking`.
+        share_masks: Score old and current policy on the same corruptions (common random numbers): the ratio is exactly 1
+            before the first update. False draws anew for every estimate, as the method's release does.
+        reduction: `length_normalized` or `sum`.
+        eubo_beta: Exponent of the EUBO; None leaves it out.
+        block_size: Tokens per block, for `block_random`.
+        keep_logits: Hand out the logits at scored positions, for objectives that need them.
+
+    Raises:
+        UserInputError: A value is out of range.
+    """
+
+    draws: int = 2
+    masking: Masking = "block_random"
+    share_masks: bool = False
+    reduction: Reduction = "length_normalized"
+    eubo_beta: float | None = 1.5
+    block_size: int = 32
+    keep_logits: bool = False
+
+    def __post_init__(self) -> None:
+        if self.draws < 1:
+            raise UserInputError(f"draws {self.draws} must be at least 1")
+        if self.masking == "complementary" and self.draws % 2:
+            raise UserInputError(f"draws {self.draws} must be even for complementary masks, which come in pairs")
+        if self.eubo_beta is not None and not self.eubo_beta >= 1:
+            raise UserInputError(f"eubo_beta {self.eubo_beta} must be at least 1, or null for no upper bound")
+        if self.block_size < 1:
+            raise UserInputError(f"block_size {self.block_size} must be at least 1")
+
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]
+        """Whether the expectation is the ELBO exactly; `complementary` and `block_random` are proxies."""
+        return self.masking in ("uniform", "stratified")
+
+    @property
+    def provides(self) -> frozenset[Need]:  # type: ignore[override]
+        """What the estimates hold."""
+        needs: set[Need] = {"elbo", "token_log_probs"}
+        if self.eubo_beta is not None:
+            needs.add("eubo")
+        if self.keep_logits:
+            needs.add("logits")
+        return frozenset(needs)
+
+    @override
+    def corrupt(self, sequences: Sequences, *, update: int | None) -> Corruption:
+        step = 0 if self.share_masks or update is None else update + 1
+        if self.masking == "block_random":
+            return masking.block_random(sequences, self.draws, step, self.block_size)
+        law = {
+            "uniform": masking.uniform,
+            "stratified": masking.stratified,
+            "complementary": masking.complementary,
+        }[self.masking]
+        return law(sequences, self.draws, step)
+
+    @override
+    def __call__(
+        self, forward: Denoiser, sequences: Sequences, corruption: Corruption, *, vocabulary: Vocabulary
+    ) -> LikelihoodEstimate:
+        prompt_length, lengths = sequences.prompt_length, sequences.lengths
+        draws = corruption.masked.shape[1]
+        corrupted = sequences.token_ids[:, None].masked_fill(corruption.masked, vocabulary.mask_token_id)
+        scored = corruption.masked[:, :, prompt_length:] & sequences.completion_mask[:, None]
+        keep = torch.cat([torch.zeros_like(corruption.masked[:, :, :prompt_length]), scored], dim=2)
+        logits = forward(
+            corrupted.flatten(0, 1),
+            sequences.attention_mask.repeat_interleave(draws, dim=0),
+            keep=keep.flatten(0, 1),
+        )
+        targets = sequences.completion_ids[:, None].expand_as(scored)[scored]
+        chosen = logits.float().log_softmax(dim=-1).gather(1, targets[:, None])[:, 0]
+        token_log_probs = torch.zeros(scored.shape, device=chosen.device).masked_scatter(scored, chosen)
+        return LikelihoodEstimate(
+            elbo=elbo(token_log_probs, scored, corruption.weight, lengths, self.reduction),
+            token_log_probs=token_log_probs,
+            scored=scored,
+            eubo=None
+            if self.eubo_beta is None
+            else eubo(token_log_probs, scored, lengths, self.eubo_beta, self.reduction),
+            logits=logits if self.keep_logits else None,
+        )

@@ -1,0 +1,36 @@
+"""The upper-bound surrogate of a completion's log-likelihood."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Reduction = Literal["length_normalized", "sum"]
+
+
+def eubo(token_log_probs: Tensor, scored: Tensor, lengths: Tensor, beta: float, reduction: Reduction) -> Tensor:
+    """Evidence upper bound (SPG, arXiv 2510.09541), estimated from K draws.
+
+        1 / beta * mean over ever-masked tokens i of log( 1/K * sum over draws j of [i masked in j] p_ij^beta / t_j )
+
+    with t_j the share of the scored tokens that draw j masks. At the population value, and for conditionals of a true
+    joint distribution, it is at least log p; from few draws it is a surrogate for completions to be made less likely.
+
+    Args:
+        token_log_probs: (N, K, C) float32, 0 where not scored.
+        scored: (N, K, C) bool.
+        lengths: (N,) int64, scored tokens L.
+        beta: Exponent, at least 1.
+        reduction: `length_normalized` is the mean over tokens, `sum` is L times that.
+
+    Returns:
+        (N,) float32.
+    """
+    log_share = scored.sum(dim=2, keepdim=True).clamp_min(1).log() - lengths[:, None, None].log()
+    # A large negative number instead of -inf: a token that no draw masks would have a NaN gradient.
+    terms = torch.where(scored, beta * token_log_probs - log_share, -1e30)
+    per_token = (terms.logsumexp(dim=1) - math.log(scored.shape[1])) / beta
+    ever = scored.any(dim=1)
+    mean = torch.where(ever, per_token, 0.0).sum(dim=1) / ever.sum(dim=1)
+    return mean * lengths if reduction == "sum" else mean
