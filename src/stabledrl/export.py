@@ -71,6 +71,8 @@ def write_model_directory(
         for name, text in files.items():
             (temporary / name).write_text(text, encoding="utf-8")
         save_torch_state_dict(dict(weights), temporary, safe_serialization=True)
+        for file in temporary.iterdir():
+            file.chmod(0o644)
         if target.exists():
             shutil.rmtree(target)
         temporary.rename(target)

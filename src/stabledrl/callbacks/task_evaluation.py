@@ -66,7 +66,7 @@ class TaskEvaluation(Callback):
         assert isinstance(pl_module, DiffusionPolicyModule)
         scores = TaskScores(pl_module.tasks, pl_module.device)
         with trainer.precision_plugin.forward_context():
-            for batch in trainer.datamodule.val_dataloader():  # type: ignore[attr-defined]
+            for batch in trainer.datamodule.evaluation_dataloader():  # type: ignore[attr-defined]
                 scores.update(pl_module.evaluate_batch(trainer.strategy.batch_to_device(batch)))
         self.last = scores.compute("val")
         self._last_step = trainer.global_step

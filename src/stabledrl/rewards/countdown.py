@@ -33,7 +33,7 @@ class CountdownEquation(GradedReward):
         self.partial_score = partial_score
 
     @override
-    def grade(self, completion: str, *, numbers: Sequence[int], target: int, **row: Any) -> Grade:
+    def grade(self, completion: str, /, *, numbers: Sequence[int], target: int, **row: Any) -> Grade:
         """Judges an equation.
 
         Args:

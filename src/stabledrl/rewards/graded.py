@@ -12,7 +12,7 @@ class GradedReward(Reward):
     """A reward with a verdict per completion: the same one in training and in evaluation."""
 
     @abstractmethod
-    def grade(self, completion: str, **row: Any) -> Grade:
+    def grade(self, completion: str, /, **row: Any) -> Grade:
         """Judges one completion.
 
         Args:

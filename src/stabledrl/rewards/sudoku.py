@@ -25,7 +25,7 @@ class SudokuGrid(GradedReward):
         self.answer_format: AnswerFormat = answer_format
 
     @override
-    def grade(self, completion: str, *, puzzle: str, **row: Any) -> Grade:
+    def grade(self, completion: str, /, *, puzzle: str, **row: Any) -> Grade:
         """Judges a grid.
 
         Args:
