@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import HFValidationError
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.utils import cached_file
+from transformers.utils import cached_file, logging
 
 from stabledrl.backbones.policy import Policy
 from stabledrl.errors import UserInputError
@@ -93,6 +93,7 @@ def load_model(path: str, config: PreTrainedConfig, dtype: torch.dtype) -> PreTr
         UserInputError: The weights do not fit the config, or a file is corrupt.
     """
     model: PreTrainedModel
+    logging.disable_progress_bar()
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             path,

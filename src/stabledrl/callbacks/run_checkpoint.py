@@ -50,6 +50,12 @@ class RunCheckpoint(ModelCheckpoint):
             save_on_train_epoch_end=False,
         )
 
+    @property
+    @override
+    def state_key(self) -> str:
+        """The class alone, so that a run resumes with other intervals too."""
+        return type(self).__name__
+
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_end(trainer, pl_module)
