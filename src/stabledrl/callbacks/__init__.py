@@ -1,6 +1,7 @@
 """Callbacks: one concern a file; all state survives a resume."""
 
-from stabledrl.callbacks.gradient_spike import GradientSpikeMonitor, TrainingStoppedError
+from stabledrl.callbacks.alarm import TrainingStoppedError
+from stabledrl.callbacks.gradient_spike import GradientSpikeMonitor
 from stabledrl.callbacks.group_rollout import GroupRollout
 from stabledrl.callbacks.policy_drift import PolicyDriftMonitor
 from stabledrl.callbacks.progress import StepProgressBar

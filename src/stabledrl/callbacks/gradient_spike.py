@@ -6,17 +6,13 @@ from collections import deque
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from stabledrl.callbacks.alarm import TrainingStoppedError, alarm
 from stabledrl.errors import UserInputError
 from stabledrl.gradients import gradient_norm
-
-
-class TrainingStoppedError(RuntimeError):
-    """A monitor ended the run on purpose; the message says what was seen and what to try."""
 
 
 class GradientSpikeMonitor(Callback):
@@ -112,7 +108,7 @@ class GradientSpikeMonitor(Callback):
                     f"{message}. {count} {kind} in a row: stopped. Try a smaller learning rate, gradient_clip_val, "
                     f"length-normalised likelihoods or the StableDRL objective"
                 )
-        rank_zero_warn(message)
+        alarm(message)
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -6,10 +6,9 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
-from stabledrl.callbacks.gradient_spike import TrainingStoppedError
+from stabledrl.callbacks.alarm import TrainingStoppedError, alarm
 from stabledrl.callbacks.group_rollout import GroupRollout
 from stabledrl.errors import UserInputError
 
@@ -128,7 +127,7 @@ class RewardCollapseMonitor(Callback):
         advice = "Try a smaller learning rate, fewer updates_per_rollout, or the StableDRL objective"
         message = f"step {trainer.global_step}: reward collapse, {symptom}"
         if self.action == "warn":
-            rank_zero_warn(f"{message}. {advice}")
+            alarm(f"{message}. {advice}")
         elif self.action == "stop" or self.rollbacks >= self.max_rollbacks:
             raise TrainingStoppedError(f"{message}; stopped after {self.rollbacks} rollbacks. {advice}")
         else:
@@ -159,7 +158,7 @@ class RewardCollapseMonitor(Callback):
             values.clear()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        rank_zero_warn(f"{message}; back to the weights of step {checkpoint['global_step']} (rollback {self.rollbacks})")
+        alarm(f"{message}; back to the weights of step {checkpoint['global_step']} (rollback {self.rollbacks})")
 
     @override
     def state_dict(self) -> dict[str, Any]:

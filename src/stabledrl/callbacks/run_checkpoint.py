@@ -7,8 +7,9 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
+
+from stabledrl.callbacks.alarm import alarm
 
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
@@ -82,7 +83,7 @@ class GracefulStop(Callback):
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.signal_received = number
         self._restore()
-        rank_zero_warn(f"{signal.Signals(number).name}: ending after this step, with a checkpoint; again to end at once")
+        alarm(f"{signal.Signals(number).name}: ending after this step, with a checkpoint; again to end at once")
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():

@@ -40,6 +40,12 @@ class TaskEvaluation(Callback):
         self._last_step = -1
 
     @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            # This callback evaluates in the place of Lightning's own loop.
+            trainer.limit_val_batches = 0
+
+    @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.at_start and trainer.global_step == 0:
             self.first = self._evaluate(trainer, pl_module)

@@ -95,10 +95,8 @@ class PromptDataModule(LightningDataModule):
         return DataLoader(batches, batch_size=None)
 
     @override
-    def val_dataloader(self) -> DataLoader[dict[str, Any]] | list[Any]:
-        """The held-out prompts; none in training, where the `TaskEvaluation` callback evaluates instead."""
-        fitting = self.trainer is not None and self.trainer.state.fn == "fit"
-        return [] if fitting else self.evaluation_dataloader()
+    def val_dataloader(self) -> DataLoader[dict[str, Any]]:
+        return self.evaluation_dataloader()
 
     @override
     def test_dataloader(self) -> DataLoader[dict[str, Any]]:

@@ -1,0 +1,76 @@
+"""Every objective learns a trivial task from random weights: write one character as often as possible."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+
+from stabledrl.backbones import NewPolicy
+from stabledrl.callbacks import GradientSpikeMonitor, GroupRollout
+from stabledrl.data import PromptDataModule
+from stabledrl.likelihoods import MonteCarloElbo
+from stabledrl.module import DiffusionPolicyModule
+from stabledrl.objectives import GRPO, StableDRL
+from stabledrl.protocols import Objective, Split, Task
+from stabledrl.samplers import SemiAutoregressiveSampler
+
+LENGTH = 4
+OBJECTIVES: list[Objective] = [
+    StableDRL(),
+    StableDRL(eps_low=0.2, eps_high=0.2, surrogate="elbo"),
+    GRPO(),
+]
+
+
+def share_of_sevens(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+    return [completion.count("7") / LENGTH for completion in completions]
+
+
+class WriteSevens(Task):
+    name = "sevens"
+    rewards = [share_of_sevens]
+    reward_weights = [1.0]
+
+    def rows(self, split: Split) -> Sequence[Mapping[str, Any]]:
+        return [{"prompt": f"{digit}="} for digit in range(8)]
+
+
+def train(objective: Objective) -> float:
+    module = DiffusionPolicyModule(
+        policy=NewPolicy(characters="0123456789=", hidden_size=32, num_layers=1, num_heads=2).build(),
+        objective=objective,
+        likelihood=MonteCarloElbo(draws=2, masking="complementary"),
+        sampler=SemiAutoregressiveSampler(completion_length=LENGTH, block_size=LENGTH, denoising_steps=LENGTH),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-3),
+    )
+    rollout = GroupRollout(group_size=8, temperature=1.0, updates_per_rollout=2, baseline="standardize", seed=0)
+    trainer = Trainer(
+        accelerator="cpu",
+        max_steps=60,
+        max_epochs=-1,
+        gradient_clip_val=1.0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[rollout, GradientSpikeMonitor()],
+    )
+    trainer.fit(module, datamodule=PromptDataModule([WriteSevens()], prompts_per_rollout=4, seed=0))
+    return trainer.callback_metrics["rollout/reward_mean"].item()
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: type(objective).__name__)
+def test_objective_learns_to_write_one_character(objective: Objective) -> None:
+    assert train(objective) > 0.9  # chance is 1 in 12
+
+
+def test_every_objective_is_in_this_test() -> None:
+    ours = {cls for cls in _subclasses(Objective) if cls.__module__.startswith("stabledrl.") and "__call__" in vars(cls)}
+    abstract = {cls for cls in ours if getattr(cls, "__abstractmethods__", None)}
+    assert ours - abstract == {type(objective) for objective in OBJECTIVES}
+
+
+def _subclasses(cls: type) -> set[type]:
+    return {cls, *(below for child in cls.__subclasses__() for below in _subclasses(child))}
