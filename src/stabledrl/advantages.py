@@ -1,4 +1,7 @@
-"""Group-relative advantages: a completion's reward against those of its own prompt's group."""
+"""Group-relative advantages: how much better a completion did than the others of its prompt.
+
+Shape legend: N rows in any order, G groups of any size.
+"""
 
 from typing import Literal
 
@@ -6,63 +9,72 @@ import torch
 from torch import Tensor
 
 Baseline = Literal["center", "standardize", "leave_one_out"]
+"""What a reward is compared with, see `group_advantages`."""
 
-_STD_FLOOR = 1e-4
+STD_FLOOR = 1e-4
+"""Added to the standard deviation by `standardize`."""
 
 
 def group_advantages(
     rewards: Tensor, graded: Tensor, group_index: Tensor, num_groups: int, *, baseline: Baseline
 ) -> Tensor:
-    """Compares every reward with its group.
+    """Compares each reward with those of its own group.
 
-    - `center`: r - mean (StableDRL's release).
-    - `standardize`: (r - mean) / (population std + 1e-4) (GRPO, arXiv 2402.03300, section 4.1.2).
-    - `leave_one_out`: r - mean of the group's others (RLOO, arXiv 2402.14740).
+    With r the graded rewards of a group and n their number:
+
+    - `center`: r_i - mean(r), the choice of the method's public release (arXiv 2603.06743);
+    - `standardize`: (r_i - mean(r)) / (population std(r) + 1e-4), as in GRPO (arXiv 2402.03300, section 4.1.2);
+    - `leave_one_out`: r_i - mean of the other n - 1 rewards (RLOO, arXiv 2402.14740).
 
     Args:
-        rewards: (N,) rewards; whatever stands where `graded` is False is not looked at.
-        graded: (N,) bool.
-        group_index: (N,) int64 in [0, num_groups), in any order.
-        num_groups: G.
-        baseline: Which comparison.
+        rewards: (N,) floating point; NaN or infinite where no reward could be given.
+        graded: (N,) bool, False where the reward is missing. A reward that is not finite counts as missing too.
+        group_index: (N,) int64 in [0, num_groups), rows in any order.
+        num_groups: G; groups without rows are allowed.
+        baseline: One of the three above.
 
     Returns:
-        (N,) float32: exactly 0 where not graded, and in groups whose graded rewards are all equal or fewer than two.
+        (N,) advantages in the dtype of `rewards`. Exactly 0 for rows without a reward, in groups whose graded rewards
+        are all equal, and in groups with fewer than two graded rows.
     """
-    values = torch.where(graded, rewards, torch.zeros_like(rewards)).to(torch.float32)
-    count = _sums(graded.to(torch.float32), group_index, num_groups)
-    mean = _sums(values, group_index, num_groups) / count.clamp_min(1)
-    centred = torch.where(graded, values - mean[group_index], torch.zeros_like(values))
-    if baseline == "standardize":
-        variance = _sums(centred.square(), group_index, num_groups) / count.clamp_min(1)
-        centred = centred / (variance.sqrt() + _STD_FLOOR)[group_index]
-    elif baseline == "leave_one_out":
-        # r - (sum - r) / (n - 1) = (r - mean) * n / (n - 1)
-        centred = centred * (count / (count - 1).clamp_min(1))[group_index]
-    # By range, not by std > 0: the mean of equal numbers need not equal them in floating point.
+    graded = graded & rewards.isfinite()
+    # Twice the precision, so that a sum over a group neither overflows nor loses small differences of large rewards.
+    values = rewards.to(torch.float64).masked_fill(~graded, 0.0)
+    count = _group_sum(graded.to(torch.float64), group_index, num_groups).clamp(min=1)
+    mean = _group_sum(values, group_index, num_groups) / count
+    deviation = values - mean[group_index]
+    if baseline == "center":
+        advantages = deviation
+    elif baseline == "standardize":
+        variance = _group_sum(deviation.square().masked_fill(~graded, 0.0), group_index, num_groups) / count
+        advantages = deviation / (variance.sqrt() + STD_FLOOR)[group_index]
+    else:
+        # r_i - (n mean - r_i) / (n - 1), written so that nothing large is subtracted.
+        advantages = deviation * (count / (count - 1).clamp(min=1))[group_index]
     flat = zero_variance_groups(rewards, graded, group_index, num_groups)
-    return centred.masked_fill(flat[group_index], 0.0)
+    return advantages.masked_fill(~graded | flat[group_index], 0.0).to(rewards.dtype)
 
 
 def zero_variance_groups(rewards: Tensor, graded: Tensor, group_index: Tensor, num_groups: int) -> Tensor:
-    """Groups whose graded rewards are all equal, or fewer than two: they say nothing about what is better.
+    """Finds the groups that say nothing about which completion is better.
+
+    Decided by the range: the standard deviation of equal rewards may differ from 0 by rounding.
 
     Args:
-        rewards: (N,) rewards.
-        graded: (N,) bool.
+        rewards: (N,) floating point.
+        graded: (N,) bool; rewards that are not finite count as missing too.
         group_index: (N,) int64 in [0, num_groups).
         num_groups: G.
 
     Returns:
-        (G,) bool.
+        (G,) bool, True where no two graded rewards differ: also for groups with fewer than two graded rows.
     """
-    values = rewards.to(torch.float32)
-    highest = values.new_full((num_groups,), float("-inf"))
-    lowest = values.new_full((num_groups,), float("inf"))
-    highest.scatter_reduce_(0, group_index[graded], values[graded], "amax")
-    lowest.scatter_reduce_(0, group_index[graded], values[graded], "amin")
-    return highest <= lowest
+    missing = ~(graded & rewards.isfinite())
+    bound = torch.full((num_groups,), float("inf"), dtype=rewards.dtype, device=rewards.device)
+    lowest = bound.scatter_reduce(0, group_index, rewards.masked_fill(missing, float("inf")), "amin")
+    highest = (-bound).scatter_reduce(0, group_index, rewards.masked_fill(missing, -float("inf")), "amax")
+    return lowest >= highest
 
 
-def _sums(values: Tensor, group_index: Tensor, num_groups: int) -> Tensor:
-    return values.new_zeros(num_groups).index_add_(0, group_index, values)
+def _group_sum(values: Tensor, group_index: Tensor, num_groups: int) -> Tensor:
+    return values.new_zeros(num_groups).index_add(0, group_index, values)

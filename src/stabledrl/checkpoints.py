@@ -1,5 +1,6 @@
 """Checkpoint files: what ours hold beside the weights, finding the newest, refusing what does not fit."""
 
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,15 +28,21 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     except Exception as error:
         message = " ".join(str(error).split())[:200]
         raise UserInputError(f"cannot read {str(path)!r}, is it complete? {message}") from error
-    if not isinstance(checkpoint, dict) or POLICY_KEY not in checkpoint or "state_dict" not in checkpoint:
+    policy = checkpoint.get(POLICY_KEY) if isinstance(checkpoint, dict) else None
+    if not isinstance(policy, dict) or not {"fingerprint", "files"} <= policy.keys() or "state_dict" not in checkpoint:
         raise UserInputError(f"{str(path)!r} is not a checkpoint of this project: it holds no policy")
     return checkpoint
 
 
 def find_last_checkpoint(directory: str | Path) -> Path | None:
-    """The newest `last.ckpt` below a directory, by time of writing; None if there is none."""
-    found = sorted(Path(directory).glob("**/last.ckpt"), key=lambda file: file.stat().st_mtime)
-    return found[-1] if found else None
+    """The newest complete checkpoint below a directory, by time of writing; None if there is none.
+
+    A run that was killed while it wrote one may leave it cut off: the one before it is then the newest. Of files of the
+    same time, `last.ckpt` is preferred.
+    """
+    # The list of contents of a zip file is its end: without it, the file was cut off.
+    complete = [file for file in Path(directory).glob("**/*.ckpt") if file.is_file() and zipfile.is_zipfile(file)]
+    return max(complete, key=lambda file: (file.stat().st_mtime_ns, file.name == "last.ckpt"), default=None)
 
 
 def check_fingerprint(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:

@@ -36,6 +36,8 @@ def export_checkpoint(checkpoint: str | Path, output: str | Path, *, overwrite: 
         for name, tensor in content["state_dict"].items()
         if name.startswith(WEIGHTS_PREFIX)
     }
+    if not weights:
+        raise UserInputError(f"checkpoint {str(checkpoint)!r} holds no weights of a policy ({WEIGHTS_PREFIX}*)")
     return write_model_directory(weights, content[POLICY_KEY]["files"], output, overwrite=overwrite)
 
 
@@ -59,11 +61,12 @@ def write_model_directory(
         The directory.
 
     Raises:
-        UserInputError: The output exists and `overwrite` is not set.
+        UserInputError: The output exists and `overwrite` is not set, or it is no model directory.
     """
-    target = Path(output)
-    if target.exists() and not overwrite:
-        raise UserInputError(f"output {str(target)!r} exists already; choose another or pass --overwrite")
+    target = Path(output).resolve()
+    _check_target(target, overwrite)
+    if unsafe := [name for name in files if Path(name).name != name]:
+        raise UserInputError(f"file name {unsafe[0]!r} would lie outside of the model directory")
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
     try:
@@ -73,13 +76,39 @@ def write_model_directory(
         save_torch_state_dict(dict(weights), temporary, safe_serialization=True)
         for file in temporary.iterdir():
             file.chmod(0o644)
-        if target.exists():
-            shutil.rmtree(target)
-        temporary.rename(target)
+        _put_in_place(temporary, target)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    return target
+    return Path(output)
+
+
+def _check_target(target: Path, overwrite: bool) -> None:
+    if not target.exists():
+        return
+    if not overwrite:
+        raise UserInputError(f"output {str(target)!r} exists already; choose another or pass --overwrite")
+    if not target.is_dir() or (any(target.iterdir()) and not (target / "config.json").is_file()):
+        raise UserInputError(f"output {str(target)!r} is no model directory (no config.json); it is not overwritten")
+
+
+def _put_in_place(temporary: Path, target: Path) -> None:
+    """Renames the finished directory; an existing target is moved aside first and comes back if that fails."""
+    if not target.exists():
+        temporary.rename(target)
+        return
+    aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-old-"))
+    try:
+        target.rename(aside / target.name)
+        try:
+            temporary.rename(target)
+        except BaseException:
+            (aside / target.name).rename(target)
+            raise
+    except BaseException:
+        aside.rmdir()
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def load_any_policy(path: str | Path, dtype: torch.dtype = torch.float32) -> Policy:
@@ -91,4 +120,6 @@ def load_any_policy(path: str | Path, dtype: torch.dtype = torch.float32) -> Pol
     if Path(path).suffix != ".ckpt":
         return load_policy(path, dtype)
     with tempfile.TemporaryDirectory() as directory:
-        return load_policy(export_checkpoint(path, Path(directory) / "model"), dtype)
+        policy = load_policy(export_checkpoint(path, Path(directory) / "model"), dtype)
+    policy.source = str(path)
+    return policy

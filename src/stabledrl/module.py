@@ -116,9 +116,9 @@ class DiffusionPolicyModule(LightningModule):
         return self._reference[0] if self._reference else None
 
     @override
-    def forward(self, token_ids: Tensor, attention_mask: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, *arguments: Any, **options: Any) -> Tensor:
         """Logits of the policy, see `stabledrl.protocols.Denoiser`."""
-        logits: Tensor = self.loaded_policy(token_ids, attention_mask, keep=keep)
+        logits: Tensor = self.loaded_policy(*arguments, **options)
         return logits
 
     @override

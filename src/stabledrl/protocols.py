@@ -40,14 +40,24 @@ class Denoiser(Protocol):
     """The forward pass of a policy, aligned: the logits at position i predict token i."""
 
     def __call__(
-        self, token_ids: Tensor, attention_mask: Tensor | None = None, *, keep: Tensor | None = None
+        self,
+        token_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        keep: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: Any = None,
     ) -> Tensor:
         """Computes logits.
 
         Args:
             token_ids: (N, T) int64.
-            attention_mask: (N, T) bool, True = real token; None = all are.
+            attention_mask: (N, T) bool, True = real token, attended as the model's family does; or (N or 1, 1, T, S)
+                bool, True = attend, over S = cached + T keys; None = all tokens are real.
             keep: Where to compute logits: None for all positions, (N, n) int64 for n positions a row, (N, T) bool.
+            position_ids: (N, T) int64; by default a row's real tokens are numbered from 0.
+            cache: Keys and values of earlier tokens (`Policy.new_cache`), extended in place; needs a 4D mask and
+                position_ids. Only block-causal models have an exact one.
 
         Returns:
             (N, T, V), (N, n, V) or (M, V) for M True positions in row-major order.

@@ -23,7 +23,7 @@ class SupervisedModule(LightningModule):
 
     Args:
         policy: Model directory or hub id to go on from, a policy in memory, or the shape of a new one.
-        likelihood: The estimator whose ELBO is raised. The usual choice is one draw of uniform masks, length-normalised.
+        likelihood: The estimator whose ELBO is raised. Usual: one draw of uniform masks, length-normalised.
         optimizer: Makes the optimizer from the parameters.
         lr_scheduler: Makes the learning-rate schedule, stepped once per optimizer step; None keeps the rate.
         seed: Seed of the masks.
@@ -48,7 +48,9 @@ class SupervisedModule(LightningModule):
     @override
     def configure_model(self) -> None:
         if self.policy is None:
-            self.policy = self._source.build() if isinstance(self._source, NewPolicy) else load_policy(self._source)
+            source = self._source
+            assert not isinstance(source, Policy)
+            self.policy = source.build() if isinstance(source, NewPolicy) else load_policy(source)
 
     @property
     def loaded_policy(self) -> Policy:
@@ -67,9 +69,9 @@ class SupervisedModule(LightningModule):
         return self.loaded_policy.vocabulary
 
     @override
-    def forward(self, token_ids: Tensor, attention_mask: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, *arguments: Any, **options: Any) -> Tensor:
         """Logits of the policy, see `stabledrl.protocols.Denoiser`."""
-        logits: Tensor = self.loaded_policy(token_ids, attention_mask, keep=keep)
+        logits: Tensor = self.loaded_policy(*arguments, **options)
         return logits
 
     @override
@@ -101,4 +103,4 @@ class SupervisedModule(LightningModule):
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        check_fingerprint(checkpoint[POLICY_KEY]["fingerprint"], self.loaded_policy.fingerprint)
+        check_fingerprint(checkpoint.get(POLICY_KEY, {}).get("fingerprint", {}), self.loaded_policy.fingerprint)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -58,13 +59,19 @@ def load_llada() -> LlamaForCausalLM:
         rope_parameters={"rope_type": "default", "rope_theta": config["rope_theta"]},
         tie_word_embeddings=config["weight_tying"],
         pad_token_id=None,
+    )
+    loaded: Any = LlamaForCausalLM.from_pretrained(
+        path,
+        config=native,
+        key_mapping=_KEYS,
+        dtype=torch.float32,
         attn_implementation="sdpa",
+        output_loading_info=True,
     )
-    model, info = LlamaForCausalLM.from_pretrained(
-        path, config=native, key_mapping=_KEYS, dtype=torch.float32, output_loading_info=True
-    )
+    model, info = loaded
     assert not any(info.values()), info
-    return model.eval()
+    model.eval()
+    return model
 
 
 class LladaDenoiser:

@@ -36,6 +36,13 @@ def test_rows_with_other_masked_positions_choose_equally_many() -> None:
     assert torch.equal(chosen, plain_transfer(confidence, masked, 17))
 
 
+def test_without_a_mask_all_positions_count_as_masked() -> None:
+    confidence = torch.randint(0, 4, (16, 40)) / 4
+    for count in (1, 7, 40):
+        chosen = transfer(confidence, None, count)
+        assert torch.equal(chosen, plain_transfer(confidence, torch.ones_like(chosen), count))
+
+
 def test_confidence_of_decided_positions_is_never_read() -> None:
     confidence = torch.tensor([[torch.nan, 0.1, torch.inf, 0.2]])
     masked = torch.tensor([[False, True, False, True]])

@@ -60,17 +60,17 @@ def test_rows_with_the_same_prompt_differ_by_their_keys_only() -> None:
 
 
 @pytest.mark.parametrize("remasking", REMASKING)
-def test_left_padding_changes_nothing(remasking: Any) -> None:
-    forward, sampler = ContextDenoiser(end_bias=1.0), SemiAutoregressiveSampler(24, 6, 12, remasking)
-    prompts, mask = random_prompts(8, length=6)
-    plain = decode(sampler, forward, prompts)
-    padding = torch.full((8, 4), VOCABULARY.pad_token_id)
-    padded = decode(
-        sampler, forward, torch.cat([padding, prompts], dim=1), torch.cat([torch.zeros_like(padding).bool(), mask], 1)
-    )
-    assert same(padded, plain)
-    unmasked = decode(sampler, forward, torch.cat([padding, prompts], dim=1))
-    assert not torch.equal(unmasked.token_ids, plain.token_ids)
+def test_padding_of_prompts_of_any_length_changes_nothing(remasking: Any) -> None:
+    forward, sampler = ContextDenoiser(end_bias=1.5), SemiAutoregressiveSampler(24, 6, 12, remasking)
+    prompts, _ = random_prompts(12, length=9)
+    real = torch.arange(9) >= torch.arange(12)[:, None] % 7 + 2
+    padded = prompts.where(real, VOCABULARY.pad_token_id)
+    together = decode(sampler, forward, padded, real)
+    assert len(set(together.completion_mask.sum(dim=1).tolist())) > 4
+    for row in range(12):
+        alone = decode(sampler, forward, prompts[row][real[row]][None], keys=torch.tensor([row]))
+        assert same(alone, together.select(slice(row, row + 1)))
+    assert not torch.equal(decode(sampler, forward, padded).token_ids, together.token_ids)
 
 
 class HostReads(TorchDispatchMode):

@@ -1,14 +1,17 @@
 """From a directory or hub id to a policy: finds the family, loads, and refuses what does not fit."""
 
 import importlib
+import inspect
 import json
 import pkgutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.errors import HFValidationError
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import cached_file, logging
 
 from stabledrl.backbones.policy import Policy
@@ -17,28 +20,45 @@ from stabledrl.protocols import Backbone
 
 
 def available_backbones() -> list[Backbone]:
-    """Every backbone: a subclass of `stabledrl.protocols.Backbone` in this package or imported by the user."""
+    """Every backbone: a class derived from `stabledrl.protocols.Backbone`, in this package or imported by the user.
+
+    A class comes before those it derives from, and a newer one before an older one, so a user's own is asked first.
+    """
     package = importlib.import_module("stabledrl.backbones")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
-    return [subclass() for subclass in Backbone.__subclasses__()]
+    return [subclass() for subclass in _derived(Backbone)]  # type: ignore[type-abstract]
+
+
+def _derived(base: type[Backbone]) -> list[type[Backbone]]:
+    found: dict[type[Backbone], None] = {}
+    for subclass in reversed(base.__subclasses__()):
+        found |= dict.fromkeys(_derived(subclass))
+        if not inspect.isabstract(subclass):
+            found[subclass] = None
+    return list(found)
 
 
 def read_config(path: str) -> dict[str, Any]:
     """Reads the config.json of a directory or hub id.
 
     Raises:
-        UserInputError: There is none, or it is not JSON.
+        UserInputError: There is none, or it is no JSON object.
     """
     if Path(path).exists() and not (Path(path) / "config.json").is_file():
         raise UserInputError(f"no config.json in {path!r}: expected a model directory in the Hugging Face layout")
     try:
         file = cached_file(path, "config.json")
-        config: dict[str, Any] = json.loads(Path(str(file)).read_text())
     except (OSError, HFValidationError) as error:
-        raise UserInputError(f"no model at {path!r}: expected a directory with a config.json, or a hub id") from error
-    except json.JSONDecodeError as error:
+        raise UserInputError(
+            f"no model at {path!r}: expected a directory with a config.json, or a hub id ({one_line(error)})"
+        ) from error
+    try:
+        config: Any = json.loads(Path(str(file)).read_text(encoding="utf-8"))
+    except ValueError as error:
         raise UserInputError(f"config.json of {path!r} is not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise UserInputError(f"config.json of {path!r} is not a JSON object but a {type(config).__name__}")
     return config
 
 
@@ -79,11 +99,34 @@ def load_policy(
     Raises:
         UserInputError: The model is absent, of an unknown family, or its weights do not fit its config.
     """
-    policy = find_backbone(str(path)).load(
-        str(path), dtype=dtype, mask_token_id=mask_token_id, block_size=block_size
-    )
+    policy = find_backbone(str(path)).load(str(path), dtype=dtype, mask_token_id=mask_token_id, block_size=block_size)
     assert isinstance(policy, Policy)
     return policy.eval()
+
+
+def load_config(path: str) -> PreTrainedConfig:
+    """Reads config.json into transformers' own class.
+
+    Raises:
+        UserInputError: transformers does not know the model type, or refuses a value.
+    """
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except Exception as error:
+        raise UserInputError(f"cannot use config.json of {path!r}: {one_line(error)}") from error
+    return config
+
+
+def load_tokenizer(path: str) -> Any:
+    """Loads the tokenizer that lies beside the weights.
+
+    Raises:
+        UserInputError: There is none, or its files are corrupt.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except Exception as error:
+        raise UserInputError(f"cannot load the tokenizer of {path!r}: {one_line(error)}") from error
 
 
 def load_model(path: str, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -92,22 +135,42 @@ def load_model(path: str, config: PreTrainedConfig, dtype: torch.dtype) -> PreTr
     Raises:
         UserInputError: The weights do not fit the config, or a file is corrupt.
     """
-    model: PreTrainedModel
-    logging.disable_progress_bar()
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=config,
-            dtype=dtype,
-            attn_implementation="sdpa",
-            trust_remote_code=False,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
+        with _quiet_transformers():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                path,
+                config=config,
+                dtype=dtype,
+                attn_implementation="sdpa",
+                trust_remote_code=False,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
     except Exception as error:
-        raise UserInputError(f"cannot read the weights of {path!r}: {' '.join(str(error).split())[:300]}") from error
+        raise UserInputError(f"cannot read the weights of {path!r}: {one_line(error)}") from error
+    model, info = loaded
     faults = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
     told = [f"{len(keys)} {kind.replace('_', ' ')} (first: {keys[0]})" for kind, keys in faults.items() if keys]
     if told:
         raise UserInputError(f"the weights of {path!r} do not fit its config.json: {'; '.join(told)}")
+    assert isinstance(model, PreTrainedModel)
     return model
+
+
+def one_line(error: Exception) -> str:
+    """An error's message on one line of at most 300 characters."""
+    return " ".join(str(error).split())[:300]
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No progress bar and no report on stderr: what does not fit is told by our own error."""
+    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from stabledrl.backbones.loading import load_model
+from stabledrl.backbones.loading import load_config, load_model, load_tokenizer
 from stabledrl.backbones.policy import Policy
 from stabledrl.errors import UserInputError
 from stabledrl.protocols import Backbone
@@ -29,21 +29,27 @@ class Native(Backbone):
         """Loads model and tokenizer.
 
         Raises:
-            UserInputError: A block size is asked for, or the special tokens do not agree.
+            UserInputError: A block size is asked for, a special token is outside the vocabulary, or a file is unusable.
         """
         if block_size is not None:
             raise UserInputError(f"block_size {block_size} given, but {path!r} is a full-attention model; leave it out")
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        config: Any = load_config(path)
+        tokenizer = load_tokenizer(path)
         mask = config.mask_token_id if mask_token_id is None else mask_token_id
-        if not 0 <= mask < config.vocab_size:
-            raise UserInputError(f"mask_token_id {mask} of {path!r} is outside its vocabulary of {config.vocab_size}")
-        if tokenizer.eos_token_id is None:
+        end = tokenizer.eos_token_id
+        if end is None:
             raise UserInputError(f"the tokenizer of {path!r} has no end token (eos_token)")
+        for name, token in (("mask_token_id", mask), ("end token id", end)):
+            if not isinstance(token, int) or not 0 <= token < config.vocab_size:
+                raise UserInputError(f"{name} {token!r} of {path!r} is outside its vocabulary of {config.vocab_size}")
+        if mask == end:
+            raise UserInputError(f"mask_token_id {mask} of {path!r} is its end token; they must differ")
+        # A pad_token_id would become the embedding's padding_idx: where it is the end token, that row could not learn.
+        config.pad_token_id = None
         vocabulary = Vocabulary(
             mask_token_id=mask,
-            pad_token_id=tokenizer.eos_token_id,
-            end_token_ids=(tokenizer.eos_token_id,),
+            pad_token_id=end,
+            end_token_ids=(end,),
             num_candidates=min(len(tokenizer), config.vocab_size),
         )
         model = load_model(path, config, dtype)
@@ -75,9 +81,15 @@ class NewPolicy:
     seed: int = 0
 
     def build(self) -> Policy:
-        """Makes the model and its tokenizer."""
+        """Makes the model and its tokenizer, on the CPU: weights depend on the seed alone.
+
+        Raises:
+            UserInputError: The shape is impossible, or characters repeat.
+        """
+        self._check_shape()
         tokenizer = _character_tokenizer(self.characters)
         extra: dict[str, Any] = {
+            "architectures": [LlamaForCausalLM.__name__],
             "is_causal": False,
             "mask_token_id": tokenizer.mask_token_id,
             "attn_implementation": "sdpa",
@@ -98,8 +110,9 @@ class NewPolicy:
             use_cache=False,
             **extra,
         )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
+        # Not torch.manual_seed, which would seed every GPU's generator too.
+        with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self.seed)
             model = LlamaForCausalLM(config)
         vocabulary = Vocabulary(
             mask_token_id=tokenizer.mask_token_id,
@@ -108,6 +121,16 @@ class NewPolicy:
             num_candidates=len(tokenizer),
         )
         return Policy(model, tokenizer, vocabulary, family=Native.family, source=None)
+
+    def _check_shape(self) -> None:
+        for name in ("hidden_size", "num_layers", "num_heads", "intermediate_size", "max_length"):
+            if getattr(self, name) < 1:
+                raise UserInputError(f"{name} {getattr(self, name)} must be at least 1")
+        if self.hidden_size % (2 * self.num_heads):
+            raise UserInputError(
+                f"hidden_size {self.hidden_size} must be a multiple of twice num_heads {self.num_heads}, "
+                f"as rotary positions need an even width per head"
+            )
 
 
 def _character_tokenizer(characters: str) -> PreTrainedTokenizerFast:

@@ -4,15 +4,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from stabledrl.diffusion.attention import bidirectional_mask, positions_from_mask
+from stabledrl.diffusion.attention import bidirectional_mask, block_causal_mask, positions_from_mask
+from stabledrl.errors import UserInputError
 from stabledrl.types import Vocabulary
 
 
 class Policy(nn.Module):
-    """One of transformers' own causal-LM classes, run with bidirectional attention and aligned logits.
+    """One of transformers' own causal-LM classes, run with the attention of its family and aligned logits.
 
     Args:
         model: The transformer.
@@ -20,6 +22,11 @@ class Policy(nn.Module):
         vocabulary: Special ids and sampling candidates.
         family: Name of the backbone family.
         source: Path or hub id the weights came from; None for a model made here.
+        block_size: Tokens per block of a block-causal model; None for bidirectional attention.
+        shifted: Whether the model's own logits at position i predict token i + 1.
+
+    Raises:
+        UserInputError: The model's attention is not sdpa: others misread boolean masks, without an error.
     """
 
     def __init__(
@@ -30,13 +37,20 @@ class Policy(nn.Module):
         *,
         family: str,
         source: str | None,
+        block_size: int | None = None,
+        shifted: bool = False,
     ) -> None:
         super().__init__()
+        attention = model.config._attn_implementation
+        if attention != "sdpa":
+            raise UserInputError(f"attn_implementation {attention!r} of the model must be 'sdpa'")
         self.model = model
         self.tokenizer = tokenizer
         self.vocabulary = vocabulary
         self.family = family
         self.source = source
+        self.block_size = block_size
+        self.shifted = shifted
 
     @property
     def fingerprint(self) -> dict[str, Any]:
@@ -47,6 +61,7 @@ class Policy(nn.Module):
             "model_type": config.model_type,
             "vocab_size": config.vocab_size,
             "mask_token_id": self.vocabulary.mask_token_id,
+            "block_size": self.block_size,
             "hidden_size": config.hidden_size,
             "num_hidden_layers": config.num_hidden_layers,
         }
@@ -62,6 +77,10 @@ class Policy(nn.Module):
             self.tokenizer.save_pretrained(directory)
             return {file.name: file.read_text(encoding="utf-8") for file in sorted(Path(directory).iterdir())}
 
+    def new_cache(self) -> DynamicCache:
+        """An empty cache of keys and values."""
+        return DynamicCache(config=self.model.config)
+
     def logits(
         self,
         token_ids: Tensor,
@@ -69,36 +88,46 @@ class Policy(nn.Module):
         *,
         keep: Tensor | None = None,
         position_ids: Tensor | None = None,
+        cache: DynamicCache | None = None,
     ) -> Tensor:
-        """Computes logits; those at position i predict token i.
-
-        Args:
-            token_ids: (N, T) int64.
-            attention_mask: (N, T) bool, True = real token; (N or 1, 1, T, T) bool, True = attend; None = all.
-            keep: Where to compute logits: None for everywhere, (N, n) int64 for n positions a row, (N, T) bool.
-            position_ids: (N, T) int64; by default a row's real tokens are numbered from 0.
+        """Computes logits; those at position i predict token i. See `stabledrl.protocols.Denoiser`.
 
         Returns:
             (N, T, V), (N, n, V), or (M, V) for M True positions in row-major order, in the model's precision.
         """
+        if attention_mask is None and self.block_size is not None:
+            attention_mask = torch.ones_like(token_ids, dtype=torch.bool)
         if attention_mask is not None and attention_mask.ndim == 2:
             attention_mask = attention_mask.bool()
-            if position_ids is None:
-                position_ids = positions_from_mask(attention_mask)
-            attention_mask = bidirectional_mask(attention_mask)
+            position_ids = positions_from_mask(attention_mask) if position_ids is None else position_ids
+            attention_mask = (
+                bidirectional_mask(attention_mask)
+                if self.block_size is None
+                else block_causal_mask(attention_mask, position_ids, self.block_size)
+            )
         output = self.model(
             input_ids=token_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            use_cache=False,
+            cache=cache,
+            use_cache=cache is not None,
             is_causal=False,
-            logits_to_keep=0 if keep is None else keep,
+            logits_to_keep=0 if keep is None else self._own_positions(keep),
         )
         logits: Tensor = output.logits
+        if self.shifted and keep is None:
+            logits = torch.cat([logits[:, :1], logits[:, :-1]], dim=1)
         return logits
 
-    def forward(
-        self, token_ids: Tensor, attention_mask: Tensor | None = None, *, keep: Tensor | None = None
-    ) -> Tensor:
+    def _own_positions(self, keep: Tensor) -> Tensor:
+        """Where the model itself has the logits of the asked positions."""
+        if not self.shifted:
+            return keep
+        if keep.dtype != torch.bool:
+            return (keep - 1).clamp_min(0)
+        assert not keep[:, 0].any(), "a shifted model does not predict the first token"
+        return keep.roll(-1, dims=1)
+
+    def forward(self, *arguments: Any, **options: Any) -> Tensor:
         """Same as `logits`: the name by which wrappers (DDP, FSDP) call a module."""
-        return self.logits(token_ids, attention_mask, keep=keep)
+        return self.logits(*arguments, **options)

@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import itertools
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +15,8 @@ from stabledrl.protocols import RewardFunction, Split, Task
 from stabledrl.rewards.arithmetic import ExpressionError, evaluate, tokenize
 from stabledrl.rewards.countdown import CountdownEquation
 
-HELD_OUT_SHARE = 8
+HELD_OUT_SHARE = 4
+_MOST_MISSES = 20_000
 _INSTRUCTION = (
     "Using the numbers {numbers}, each exactly once, with {operators} and parentheses, write an expression that equals "
     "{target}.\nThink step by step, then give the expression between <answer> and </answer>."
@@ -24,14 +24,14 @@ _INSTRUCTION = (
 
 
 class Countdown(Task):
-    """Puzzles with a known solution. One in eight (numbers, target) pairs, by a fixed hash, is held out.
+    """Puzzles with a known solution. One in four (numbers, target) pairs, by a fixed hash, is held out.
 
     Args:
         count: Numbers per puzzle, 2 to 6.
         max_number: Numbers are drawn from 1 to this.
         operators: Operators a demonstration uses, out of + - * /. The grader accepts all four.
-        train_size: Training puzzles.
-        evaluation_size: Held-out puzzles.
+        train_size: Training puzzles, drawn with repetition: with the default shape there are 419 distinct ones.
+        evaluation_size: Held-out puzzles, all distinct.
         prompt_style: `compact` is like "3,5,9:11=", answered by the bare expression; `instruction` is a chat that asks
             for <answer> tags.
         rewards: Instead of the task's own grader.
@@ -103,27 +103,37 @@ def make_puzzles(
         (numbers, target, solution) of each.
 
     Raises:
-        UserInputError: One side of the split has no puzzle of this shape.
+        UserInputError: There are fewer puzzles of this shape.
     """
     generator = random.Random(f"{split}-{seed}")
     puzzles: list[tuple[tuple[int, ...], int, str]] = []
-    for attempt in itertools.count():
-        if len(puzzles) == size:
-            break
-        if attempt > 1000 and attempt > 1000 * len(puzzles):
-            raise UserInputError(
-                f"found {len(puzzles)} {split} puzzles of {count} numbers up to {max_number} with {operators!r}; allow more"
-            )
+    taken: set[tuple[tuple[int, ...], int]] = set()
+    misses = 0
+    while len(puzzles) < size:
         numbers = tuple(generator.randint(1, max_number) for _ in range(count))
         solution = str(numbers[0]) + "".join(f"{generator.choice(operators)}{number}" for number in numbers[1:])
-        try:
-            target = evaluate(tokenize(solution))
-        except ExpressionError:
-            continue
-        if target.denominator == 1 and target > 0 and (split == "evaluation") == is_held_out(numbers, int(target)):
-            # Shown in another order than the solution has them.
-            puzzles.append((tuple(sorted(numbers)), int(target), solution))
+        # Shown in another order than the solution has them.
+        shown, target = tuple(sorted(numbers)), _whole(solution)
+        if target > 0 and (split == "evaluation") == is_held_out(numbers, target) and (shown, target) not in taken:
+            puzzles.append((shown, target, solution))
+            if split == "evaluation":
+                taken.add((shown, target))
+            misses = 0
+        elif (misses := misses + 1) == _MOST_MISSES:
+            raise UserInputError(
+                f"found {len(puzzles)} distinct puzzles of {count} numbers up to {max_number} with {operators!r} for "
+                f"{split}, fewer than the {size} asked for"
+            )
     return tuple(puzzles)
+
+
+def _whole(expression: str) -> int:
+    """The value of an expression that has a whole one; 0 for others."""
+    try:
+        value = evaluate(tokenize(expression))
+    except ExpressionError:
+        return 0
+    return value.numerator if value.denominator == 1 else 0
 
 
 def is_held_out(numbers: Sequence[int], target: int) -> bool:

@@ -4,11 +4,10 @@ import os
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from stabledrl.data.encoding import EncodedPrompt, check_columns, encode_rows
-from stabledrl.data.prompt_loader import PromptLoader, collate
+from stabledrl.data.encoding import EncodedPrompt, check_columns, encode_rows, special_ids
+from stabledrl.data.prompt_loader import EvaluationLoader, PromptLoader
 from stabledrl.errors import UserInputError
 from stabledrl.protocols import Split, Task
 
@@ -26,7 +25,7 @@ class PromptDataModule(LightningDataModule):
         seed: Seed of the order; None takes Lightning's `seed_everything`, or 0.
 
     Raises:
-        UserInputError: A value is out of range, a task has no rows, or lacks a column that its rewards need.
+        UserInputError: A value is out of range, a task has no held-out rows, or lacks a column that its rewards need.
     """
 
     def __init__(
@@ -63,22 +62,42 @@ class PromptDataModule(LightningDataModule):
         self.max_prompt_length = max_prompt_length
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0")) if seed is None else seed
 
+    @override
+    def setup(self, stage: str) -> None:
+        """Checks the training rows, before the model is loaded."""
+        if stage == "fit":
+            for task in self.tasks:
+                check_columns(task, task.rows("train"))
+
     def _module(self) -> Any:
         """The LightningModule, which has the tokenizer once its model is configured."""
         return self.trainer.lightning_module  # type: ignore[union-attr]
 
     def _encoded(self, split: Split) -> list[EncodedPrompt]:
+        tokenizer, vocabulary = self._module().tokenizer, self._module().vocabulary
+        special = special_ids(tokenizer, {vocabulary.mask_token_id, *vocabulary.end_token_ids})
         encoded: list[EncodedPrompt] = []
         first_id = 0
         for task in self.tasks:
             rows = task.rows(split)
-            check_columns(task, rows)
-            encoded += encode_rows(rows, self._module().tokenizer, task.name, self.max_prompt_length, first_id)
+            encoded += encode_rows(
+                rows,
+                tokenizer,
+                task.name,
+                max_prompt_length=self.max_prompt_length,
+                first_id=first_id,
+                special=special,
+            )
             first_id += len(rows)
         return encoded
 
     @override
     def train_dataloader(self) -> PromptLoader:
+        trainer: Any = self.trainer
+        if every := trainer.reload_dataloaders_every_n_epochs:
+            raise UserInputError(
+                f"reload_dataloaders_every_n_epochs {every} would start the order of prompts anew; it must be 0"
+            )
         return PromptLoader(
             self._encoded("train"),
             self.prompts_per_rollout,
@@ -87,21 +106,20 @@ class PromptDataModule(LightningDataModule):
             self._module().vocabulary.pad_token_id,
         )
 
-    def evaluation_dataloader(self) -> DataLoader[dict[str, Any]]:
+    def evaluation_dataloader(self) -> EvaluationLoader:
         """All held-out prompts, in order."""
-        prompts, size = self._encoded("evaluation"), self.evaluation_batch_size
-        pad = self._module().vocabulary.pad_token_id
-        batches: Any = [collate(prompts[start : start + size], pad) for start in range(0, len(prompts), size)]
-        return DataLoader(batches, batch_size=None)
+        return EvaluationLoader(
+            self._encoded("evaluation"), self.evaluation_batch_size, self._module().vocabulary.pad_token_id
+        )
 
     @override
-    def val_dataloader(self) -> DataLoader[dict[str, Any]]:
+    def val_dataloader(self) -> EvaluationLoader:
         return self.evaluation_dataloader()
 
     @override
-    def test_dataloader(self) -> DataLoader[dict[str, Any]]:
+    def test_dataloader(self) -> EvaluationLoader:
         return self.evaluation_dataloader()
 
     @override
-    def predict_dataloader(self) -> DataLoader[dict[str, Any]]:
+    def predict_dataloader(self) -> EvaluationLoader:
         return self.evaluation_dataloader()

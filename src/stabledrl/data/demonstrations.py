@@ -8,7 +8,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from typing_extensions import override
 
-from stabledrl.data.encoding import encode_text
+from stabledrl.data.encoding import encode_prompt, encode_text, special_ids
 from stabledrl.errors import UserInputError
 from stabledrl.protocols import Task
 from stabledrl.randomness import Purpose, row_keys, uniforms
@@ -37,6 +37,7 @@ class DemonstrationDataModule(LightningDataModule):
         self,
         task: Task,
         completion_length: int,
+        *,
         batch_size: int = 128,
         weak_from_step: int | None = None,
         weak_share: float = 0.0,
@@ -44,9 +45,17 @@ class DemonstrationDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         if batch_size < 1 or completion_length < 1:
-            raise UserInputError(f"batch_size {batch_size} and completion_length {completion_length} must be at least 1")
+            raise UserInputError(
+                f"batch_size {batch_size} and completion_length {completion_length} must be at least 1"
+            )
         if not 0 <= weak_share <= 1:
             raise UserInputError(f"weak_share {weak_share} must lie between 0 and 1")
+        if weak_from_step is None and weak_share > 0:
+            raise UserInputError(
+                f"weak_share {weak_share} has no effect without weak_from_step; set the first weak step"
+            )
+        if weak_from_step is not None and weak_from_step < 0:
+            raise UserInputError(f"weak_from_step {weak_from_step} must be at least 0")
         self.task = task
         self.completion_length = completion_length
         self.batch_size = batch_size
@@ -58,6 +67,8 @@ class DemonstrationDataModule(LightningDataModule):
     def train_dataloader(self) -> "DemonstrationLoader":
         module: Any = self.trainer.lightning_module  # type: ignore[union-attr]
         rows = self.task.rows("train")
+        if not rows:
+            raise UserInputError(f"task {self.task.name!r} has no training rows")
         columns = ["completion"] if self.weak_from_step is None else ["completion", "weak_completion"]
         if missing := [column for column in columns if column not in rows[0]]:
             raise UserInputError(f"task {self.task.name!r} has no column {missing[0]!r}; it has {sorted(rows[0])}")
@@ -74,7 +85,7 @@ def encode_demonstrations(
     """Encodes prompts and completions to tensors of one row each.
 
     Args:
-        rows: Rows with a text `prompt` and the column.
+        rows: Rows with a `prompt`, text or chat, and the column.
         column: Column of the completion.
         tokenizer: The tokenizer.
         vocabulary: Special ids.
@@ -86,15 +97,18 @@ def encode_demonstrations(
     Raises:
         UserInputError: A completion is longer than C.
     """
-    prompts = [encode_text(tokenizer, row["prompt"]) for row in rows]
+    special = special_ids(tokenizer, (vocabulary.mask_token_id, *vocabulary.end_token_ids))
+    prompts = [encode_prompt(tokenizer, row["prompt"], special) for row in rows]
     width = max(map(len, prompts))
     token_ids = torch.full((len(rows), width + completion_length), vocabulary.mask_token_id)
     attention_mask = torch.ones(token_ids.shape, dtype=torch.bool)
     completion_mask = torch.zeros(len(rows), completion_length, dtype=torch.bool)
     for index, (prompt, row) in enumerate(zip(prompts, rows)):
-        completion = encode_text(tokenizer, row[column])
+        completion = encode_text(tokenizer, row[column], special)
         if len(completion) > completion_length:
-            raise UserInputError(f"a {column} has {len(completion)} tokens, more than completion_length {completion_length}")
+            raise UserInputError(
+                f"a {column} has {len(completion)} tokens, more than completion_length {completion_length}"
+            )
         # A completion that fills its length has no end token: the sampler cannot write one there either.
         completion = [*completion, vocabulary.end_token_ids[0]][:completion_length]
         token_ids[index, : width - len(prompt)] = vocabulary.pad_token_id

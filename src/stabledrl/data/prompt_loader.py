@@ -1,5 +1,6 @@
 """Batches of prompts as a function of their number, so that a resumed run continues where it stopped."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,9 @@ class PromptLoader:
         self, prompts: Sequence[EncodedPrompt], prompts_per_rollout: int, slots: int, seed: int, pad_token_id: int
     ) -> None:
         if len(prompts) < prompts_per_rollout:
-            raise UserInputError(f"prompts_per_rollout {prompts_per_rollout} is more than the {len(prompts)} prompts there are")
+            raise UserInputError(
+                f"prompts_per_rollout {prompts_per_rollout} is more than the {len(prompts)} prompts there are"
+            )
         self._prompts = prompts
         self._size = prompts_per_rollout
         self._slots = slots
@@ -67,7 +70,7 @@ class PromptLoader:
 
     def _order(self, epoch: int) -> Tensor:
         key = fold(torch.tensor([self._seed]), epoch)
-        return uniforms(key, Purpose.DATA, 0, len(self._prompts))[0].argsort()
+        return uniforms(key, Purpose.DATA, 0, len(self._prompts))[0].argsort(stable=True)
 
     def state_dict(self) -> dict[str, int]:
         """Batches handed out so far."""
@@ -76,6 +79,29 @@ class PromptLoader:
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
         """Goes on after the batches that were handed out."""
         self._position = state_dict["position"]
+
+
+class EvaluationLoader:
+    """All prompts in order, once; not a DataLoader, so that Lightning does not give every process another share.
+
+    Args:
+        prompts: The encoded prompts.
+        batch_size: Prompts per batch; the last one may have fewer.
+        pad_token_id: Fills prompts on the left.
+    """
+
+    def __init__(self, prompts: Sequence[EncodedPrompt], batch_size: int, pad_token_id: int) -> None:
+        self._prompts = prompts
+        self._batch_size = batch_size
+        self._pad_token_id = pad_token_id
+
+    def __len__(self) -> int:
+        """Batches."""
+        return math.ceil(len(self._prompts) / self._batch_size)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for start in range(0, len(self._prompts), self._batch_size):
+            yield collate(self._prompts[start : start + self._batch_size], self._pad_token_id)
 
 
 def collate(prompts: Sequence[EncodedPrompt], pad_token_id: int) -> dict[str, Any]:

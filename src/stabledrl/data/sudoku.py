@@ -16,10 +16,11 @@ from stabledrl.rewards.sudoku_grids import CELLS, all_grids, solutions
 PromptStyle = Literal["compact", "instruction"]
 
 HELD_OUT_GRIDS = 64
+_MOST_MISSES = 20_000
 _INSTRUCTION = (
-    "Solve this 4x4 Sudoku. Every row, every column and every 2x2 box holds the digits 1 to 4 once. The puzzle is given "
-    "row by row as 16 digits, 0 is an empty cell: {puzzle}\nThink step by step, then give all 16 digits of the solved "
-    "grid, row by row, between <answer> and </answer>."
+    "Solve this 4x4 Sudoku. Every row, every column and every 2x2 box holds the digits 1 to 4 once. The puzzle is "
+    "given row by row as 16 digits, 0 is an empty cell: {puzzle}\nThink step by step, then give all 16 digits of the "
+    "solved grid, row by row, between <answer> and </answer>."
 )
 
 
@@ -93,20 +94,30 @@ def make_puzzles(split: Split, size: int, min_empty: int, max_empty: int, seed: 
         seed: Seed.
 
     Returns:
-        The puzzles; they are distinct within the evaluation split as far as there are enough.
+        The puzzles. Those for evaluation are distinct; in training a puzzle may come twice.
+
+    Raises:
+        UserInputError: There are fewer distinct puzzles for evaluation.
     """
     grids = list(all_grids())
     # A fixed order, so that no seed moves a grid across the split.
     random.Random(0).shuffle(grids)
     side = grids[:HELD_OUT_GRIDS] if split == "evaluation" else grids[HELD_OUT_GRIDS:]
     generator = random.Random(f"{split}-{seed}")
-    puzzles = []
+    puzzles: list[str] = []
+    misses = 0
     while len(puzzles) < size:
         grid = generator.choice(side)
         empty = generator.sample(range(CELLS), generator.randint(min_empty, max_empty))
         puzzle = "".join("0" if cell in empty else digit for cell, digit in enumerate(grid))
-        if len(solutions(puzzle)) == 1:
+        if len(solutions(puzzle)) == 1 and (split == "train" or puzzle not in puzzles):
             puzzles.append(puzzle)
+            misses = 0
+        elif (misses := misses + 1) == _MOST_MISSES:
+            raise UserInputError(
+                f"found {len(puzzles)} distinct puzzles with {min_empty} to {max_empty} empty cells for {split}, "
+                f"fewer than the {size} asked for"
+            )
     return tuple(puzzles)
 
 

@@ -1,5 +1,7 @@
-"""Attention masks of diffusion language models, as 4D boolean masks (True = attend), the form that transformers' sdpa
-attention passes through unchanged."""
+"""Attention masks of diffusion language models.
+
+They are 4D boolean masks (True = attend), the form that transformers' sdpa attention passes through unchanged.
+"""
 
 from torch import Tensor
 
@@ -27,3 +29,18 @@ def positions_from_mask(attention_mask: Tensor) -> Tensor:
         (N, T) int64; 0 on padding.
     """
     return (attention_mask.long().cumsum(dim=1) - 1).clamp_min(0)
+
+
+def block_causal_mask(attention_mask: Tensor, position_ids: Tensor, block_size: int) -> Tensor:
+    """Lets every query attend the real tokens of its own and of earlier blocks. Blocks count from position 0.
+
+    Args:
+        attention_mask: (N, T) bool, True = real token.
+        position_ids: (N, T) int64.
+        block_size: Tokens per block.
+
+    Returns:
+        (N, 1, T, T) bool. Rows of padded queries attend the first block's real tokens, so no softmax is empty.
+    """
+    block = position_ids // block_size
+    return ((block[:, None, :] <= block[:, :, None]) & attention_mask[:, None, :])[:, None]

@@ -15,7 +15,7 @@ CONTEXT_MASK_RATE = 0.15
 
 
 def uniform(sequences: Sequences, draws: int, step: int) -> Corruption:
-    """k ~ U{1..L}, then k of the L tokens, each draw on its own: the draw's weighted sum is an unbiased ELBO.
+    """Each draw on its own: k ~ U{1..L}, then k of the L tokens. A draw's weighted sum is an unbiased ELBO.
 
     Args:
         sequences: N rows.
@@ -42,7 +42,7 @@ def stratified(sequences: Sequences, draws: int, step: int) -> Corruption:
         The corruption.
     """
     u = uniforms(sequences.row_keys, Purpose.MASK_COUNT, step, 1)
-    offset = torch.arange(draws, device=u.device) / draws
+    offset = torch.arange(draws, dtype=u.dtype, device=u.device) / draws
     count = 1 + (((u + offset) % 1) * sequences.lengths[:, None]).long()
     return _from_counts(sequences, count, _ranks(sequences, draws, step))
 

@@ -1,7 +1,8 @@
 """Monte-Carlo estimates of the evidence lower bound of a masked diffusion language model."""
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -41,8 +42,8 @@ class MonteCarloElbo(LikelihoodEstimator):
     Args:
         draws: Corruptions per completion, K.
         masking: The law they follow, see `stabledrl.diffusion.masking`.
-        share_masks: Score old and current policy on the same corruptions (common random numbers): the ratio is exactly 1
-            before the first update. False draws anew for every estimate, as the method's release does.
+        share_masks: Score old and current policy on the same corruptions (common random numbers): the ratio is 1 before
+            the first update. False draws anew for every estimate, as the method's release does.
         reduction: `length_normalized` or `sum`.
         eubo_beta: Exponent of the EUBO; None leaves it out.
         block_size: Tokens per block, for `block_random`.
@@ -61,12 +62,17 @@ class MonteCarloElbo(LikelihoodEstimator):
     keep_logits: bool = False
 
     def __post_init__(self) -> None:
+        for name, value, known in (("masking", self.masking, Masking), ("reduction", self.reduction, Reduction)):
+            if value not in get_args(known):
+                raise UserInputError(f"{name} {value!r} is unknown; use one of {', '.join(get_args(known))}")
         if self.draws < 1:
             raise UserInputError(f"draws {self.draws} must be at least 1")
         if self.masking == "complementary" and self.draws % 2:
             raise UserInputError(f"draws {self.draws} must be even for complementary masks, which come in pairs")
-        if self.eubo_beta is not None and not self.eubo_beta >= 1:
-            raise UserInputError(f"eubo_beta {self.eubo_beta} must be at least 1, or null for no upper bound")
+        if self.eubo_beta is not None and not 1 <= self.eubo_beta < math.inf:
+            raise UserInputError(
+                f"eubo_beta {self.eubo_beta} must be finite and at least 1, or null for no upper bound"
+            )
         if self.block_size < 1:
             raise UserInputError(f"block_size {self.block_size} must be at least 1")
 
@@ -110,10 +116,10 @@ class MonteCarloElbo(LikelihoodEstimator):
             corrupted.flatten(0, 1),
             sequences.attention_mask.repeat_interleave(draws, dim=0),
             keep=keep.flatten(0, 1),
-        )
+        ).float()
         targets = sequences.completion_ids[:, None].expand_as(scored)[scored]
-        chosen = logits.float().log_softmax(dim=-1).gather(1, targets[:, None])[:, 0]
-        token_log_probs = torch.zeros(scored.shape, device=chosen.device).masked_scatter(scored, chosen)
+        chosen = logits.log_softmax(dim=-1).gather(1, targets[:, None])[:, 0]
+        token_log_probs = chosen.new_zeros(scored.shape).masked_scatter(scored, chosen)
         return LikelihoodEstimate(
             elbo=elbo(token_log_probs, scored, corruption.weight, lengths, self.reduction),
             token_log_probs=token_log_probs,

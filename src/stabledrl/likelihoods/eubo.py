@@ -27,10 +27,12 @@ def eubo(token_log_probs: Tensor, scored: Tensor, lengths: Tensor, beta: float, 
     Returns:
         (N,) float32.
     """
-    log_share = scored.sum(dim=2, keepdim=True).clamp_min(1).log() - lengths[:, None, None].log()
-    # A large negative number instead of -inf: a token that no draw masks would have a NaN gradient.
-    terms = torch.where(scored, beta * token_log_probs - log_share, -1e30)
-    per_token = (terms.logsumexp(dim=1) - math.log(scored.shape[1])) / beta
+    # float() because the logarithm of an integer takes torch's default dtype, which mixed-precision plugins change.
+    log_share = scored.sum(dim=2, keepdim=True).clamp_min(1).float().log() - lengths[:, None, None].float().log()
     ever = scored.any(dim=1)
-    mean = torch.where(ever, per_token, 0.0).sum(dim=1) / ever.sum(dim=1)
+    terms = (beta * token_log_probs - log_share).masked_fill(~scored, -torch.inf)
+    # A token that no draw masks would be a logsumexp of -inf alone, whose gradient is NaN even where it is left out.
+    terms = terms.masked_fill(~ever[:, None], 0.0)
+    per_token = (terms.logsumexp(dim=1) - math.log(scored.shape[1])) / beta
+    mean = per_token.masked_fill(~ever, 0.0).sum(dim=1) / ever.sum(dim=1)
     return mean * lengths if reduction == "sum" else mean

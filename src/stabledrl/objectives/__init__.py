@@ -1,4 +1,4 @@
-"""Objectives: one file each, over shared maths."""
+"""Objectives: policy-gradient losses, one file each; `importance`, `surrogate` and `kl` hold what they share."""
 
 from stabledrl.objectives.grpo import GRPO
 from stabledrl.objectives.stabledrl import StableDRL

@@ -1,4 +1,10 @@
-"""Importance ratios in log space: clamp, clip, self-normalise. Float32 throughout, finite for any finite log-ratio."""
+"""Importance ratios in log space: clamp, clip, self-normalise, and what to plot about them.
+
+Ratios between likelihood estimates have a long tail: e^1000 and e^-1000 occur. So every step works on log-ratios, in
+float32 at least, and exponentiates last. A log-ratio that is NaN stays NaN in whatever depends on it.
+
+Shape legend: N rows in any order, G groups of any size.
+"""
 
 import math
 
@@ -7,129 +13,155 @@ from torch import Tensor
 
 from stabledrl.errors import UserInputError
 
-MAX_LOG_RATIO = 80.0
-"""Log-ratios are clamped to +-80: float32's exp overflows above 88.7."""
-
-
-def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
-    """Clamps log-ratios to +-80 in float32; the gradient is 0 beyond. NaN stays NaN."""
-    return log_ratio.to(torch.float32).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-
-
-def log_bounds(eps_low: float | None, eps_high: float | None) -> tuple[float, float]:
-    """Logarithms of 1 - eps_low and 1 + eps_high; an absent bound is the clamp of +-80.
-
-    Args:
-        eps_low: Distance of the lower bound from 1; None, or 1 and more, is no lower bound.
-        eps_high: Distance of the upper bound from 1; None is no upper bound.
-
-    Returns:
-        Lower and upper bound of the log-ratio.
-    """
-    low = -MAX_LOG_RATIO if eps_low is None or eps_low >= 1 else math.log1p(-eps_low)
-    high = MAX_LOG_RATIO if eps_high is None else min(MAX_LOG_RATIO, math.log1p(eps_high))
-    return low, high
+LOG_RATIO_LIMIT = 80.0
+"""Largest magnitude of a log-ratio before exp: float32 overflows above 88.7."""
 
 
 def check_eps(eps_low: float | None, eps_high: float | None) -> None:
-    """Refuses bounds that are not positive.
+    """Refuses clip widths that leave no interval around 1.
+
+    Args:
+        eps_low: Ratios are kept at or above 1 - eps_low; None for unbounded.
+        eps_high: Ratios are kept at or below 1 + eps_high; None for unbounded.
 
     Raises:
-        UserInputError: A bound is 0, negative or not finite.
+        UserInputError: A width is not a positive number.
     """
     for name, value in (("eps_low", eps_low), ("eps_high", eps_high)):
-        if value is not None and not (value > 0 and math.isfinite(value)):
-            raise UserInputError(f"{name} {value} must be a finite number above 0, or null for no bound")
+        if value is not None and not value > 0:
+            raise UserInputError(f"{name} {value} must be greater than 0, or null for no bound on that side")
+
+
+def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
+    """Limits log-ratios to +-80, so that their exp is finite; the gradient beyond is 0.
+
+    Args:
+        log_ratio: Floating point, any shape.
+
+    Returns:
+        Same shape, float32 (float64 for float64).
+    """
+    return clip_log_ratio(log_ratio, None, None)
 
 
 def clip_log_ratio(log_ratio: Tensor, eps_low: float | None, eps_high: float | None) -> Tensor:
-    """Clips importance ratios to [1 - eps_low, 1 + eps_high], in log space and whatever the advantage.
+    """Clips ratios to [1 - eps_low, 1 + eps_high] in log space, whatever the sign of an advantage.
+
+    Source: arXiv 2603.06743, unconditional clipping.
 
     Args:
-        log_ratio: Log-ratios, any shape.
-        eps_low: Distance of the lower bound from 1; None, or 1 and more, is no lower bound.
-        eps_high: Distance of the upper bound from 1; None is no upper bound.
+        log_ratio: Floating point, any shape.
+        eps_low: At least 0. None, or 1 and above, for no lower bound.
+        eps_high: At least 0. None for no upper bound.
 
     Returns:
-        float32 log of the clipped ratios, same shape.
+        Same shape, float32 (float64 for float64), within +-80 also where unbounded; the gradient beyond a bound is 0.
     """
-    low, high = log_bounds(eps_low, eps_high)
-    return log_ratio.to(torch.float32).clamp(low, high)
+    low, high = _log_bounds(eps_low, eps_high)
+    return _at_least_float32(log_ratio).clamp(low, high)
+
+
+def self_normalize(log_ratio: Tensor, group_index: Tensor) -> Tensor:
+    """Turns the log-ratios of whole groups into weights: each ratio divided by the sum over its own group.
+
+    Scope: the normaliser is the sum over the rows that are passed. For a group of which other rows lie in another
+    batch or on another rank use `group_log_sum_exp` over all of them instead.
+
+    Args:
+        log_ratio: (N,) floating point, of any finite size: only differences within a group matter.
+        group_index: (N,) int64, any ids.
+
+    Returns:
+        (N,) weights that sum to 1 per group, float32 (float64 for float64). A NaN makes its own group NaN, no other.
+    """
+    ids, index = torch.unique(group_index, return_inverse=True)
+    log_ratio = _at_least_float32(log_ratio)
+    # Relative to the largest of the group: a log-normaliser of 1000 would cost float32 the digits after the point.
+    ratio = torch.exp(log_ratio - _group_max(log_ratio, index, len(ids))[index])
+    return ratio / _group_sum(ratio, index, len(ids))[index]
 
 
 def group_log_sum_exp(log_ratio: Tensor, group_index: Tensor, num_groups: int) -> Tensor:
-    """Log of every group's sum of ratios.
+    """Log of the sum of each group's ratios.
 
     Args:
-        log_ratio: (N,) log-ratios.
+        log_ratio: (N,) floating point.
         group_index: (N,) int64 in [0, num_groups).
         num_groups: G.
 
     Returns:
-        (G,) float32; -inf for a group without rows.
+        (G,) float32 (float64 for float64); -inf for a group without rows.
     """
-    values = log_ratio.to(torch.float32)
-    highest = values.new_full((num_groups,), -math.inf).scatter_reduce(0, group_index, values, "amax")
-    shift = torch.where(highest.isinf(), torch.zeros_like(highest), highest)
-    sums = values.new_zeros(num_groups).index_add(0, group_index, (values - shift[group_index]).exp())
-    return sums.log() + shift
+    log_ratio = _at_least_float32(log_ratio)
+    highest = _group_max(log_ratio, group_index, num_groups)
+    highest = highest.masked_fill(highest.isinf(), 0.0)  # inf - inf would be NaN for empty groups and ratios of 0
+    return highest + _group_sum(torch.exp(log_ratio - highest[group_index]), group_index, num_groups).log()
 
 
-def self_normalize(log_ratio: Tensor, group_index: Tensor) -> Tensor:
-    """Weights proportional to the ratios that sum to 1 within each group: a softmax per group.
-
-    Its scope is the rows it is given: a group that is split over batches needs the sum over all of it first.
+def effective_sample_size(log_ratio: Tensor, graded: Tensor, group_index: Tensor) -> Tensor:
+    """How many equally weighted rows a group's weights are worth: 1 / sum w^2, averaged over groups (Kish 1965).
 
     Args:
-        log_ratio: (N,) log-ratios.
-        group_index: (N,) int64 group ids, any values, any order.
+        log_ratio: (N,) floating point; clip it first, if the weights are clipped.
+        graded: (N,) bool, rows that have a weight.
+        group_index: (N,) int64, any ids. Only rows that are passed count: a part of a group is worth at most its rows.
 
     Returns:
-        (N,) float32.
+        Scalar, float32 (float64 for float64): between 1 and the size of a group; a group without graded rows counts 0.
     """
-    ids, index = group_index.unique(return_inverse=True)
-    log_sum = group_log_sum_exp(log_ratio, index, len(ids))
-    return (log_ratio.to(torch.float32) - log_sum[index]).exp()
+    ids, index = torch.unique(group_index, return_inverse=True)
+    weights = self_normalize(log_ratio[graded], index[graded])
+    squares = _group_sum(weights.square(), index[graded], len(ids))
+    return torch.where(squares == 0, 0.0, 1 / squares).mean()
 
 
-def effective_sample_size(log_ratio: Tensor, group_index: Tensor) -> Tensor:
-    """Mean over groups of 1 / sum of squared self-normalised weights: from 1 (one row owns its group) to the group's size.
-
-    Args:
-        log_ratio: (N,) log of the ratios that weigh the rows.
-        group_index: (N,) int64 group ids.
-
-    Returns:
-        Scalar float32.
-    """
-    ids, index = group_index.unique(return_inverse=True)
-    squares = self_normalize(log_ratio, group_index).square()
-    return (1 / squares.new_zeros(len(ids)).index_add(0, index, squares)).mean()
-
-
-@torch.no_grad()
 def ratio_metrics(
-    log_ratio: Tensor, group_index: Tensor, eps_low: float | None, eps_high: float | None
+    log_ratio: Tensor, graded: Tensor, group_index: Tensor, eps_low: float | None, eps_high: float | None
 ) -> dict[str, Tensor]:
-    """What to plot of importance ratios.
+    """Describes a batch's importance ratios.
 
     Args:
-        log_ratio: (N,) raw log-ratios, at least one.
-        group_index: (N,) int64 group ids.
-        eps_low: Lower bound, see `clip_log_ratio`.
-        eps_high: Upper bound.
+        log_ratio: (N,) before any clip or clamp, N at least 1.
+        graded: (N,) bool.
+        group_index: (N,) int64, any ids.
+        eps_low: As in `clip_log_ratio`.
+        eps_high: As in `clip_log_ratio`.
 
     Returns:
-        `log_ratio_mean`, `log_ratio_std` (population), `log_ratio_max` before the clip; `clip_fraction_low` and
-        `clip_fraction_high`, the shares of rows beyond each bound; `effective_sample_size` of the clipped ratios.
+        Detached scalars. The first five are over all rows, graded or not, so that they always exist:
+
+        - `log_ratio_mean`, `log_ratio_std` (population), `log_ratio_max`: of the log-ratios as they came;
+        - `clip_fraction_low`, `clip_fraction_high`: share of rows below the lower and above the upper bound, which is
+          -80 or 80 where unbounded;
+        - `effective_sample_size`: of the clipped ratios, in rows.
     """
-    values = log_ratio.to(torch.float32)
-    low, high = log_bounds(eps_low, eps_high)
+    log_ratio = _at_least_float32(log_ratio.detach())
+    low, high = _log_bounds(eps_low, eps_high)
     return {
-        "log_ratio_mean": values.mean(),
-        "log_ratio_std": values.std(unbiased=False),
-        "log_ratio_max": values.max(),
-        "clip_fraction_low": (values < low).float().mean(),
-        "clip_fraction_high": (values > high).float().mean(),
-        "effective_sample_size": effective_sample_size(values.clamp(low, high), group_index),
+        "log_ratio_mean": log_ratio.mean(),
+        "log_ratio_std": log_ratio.std(unbiased=False),
+        "log_ratio_max": log_ratio.max(),
+        "clip_fraction_low": (log_ratio < low).float().mean(),
+        "clip_fraction_high": (log_ratio > high).float().mean(),
+        "effective_sample_size": effective_sample_size(log_ratio.clamp(low, high), graded, group_index),
     }
+
+
+def _log_bounds(eps_low: float | None, eps_high: float | None) -> tuple[float, float]:
+    low = -LOG_RATIO_LIMIT if eps_low is None or eps_low >= 1 else math.log1p(-eps_low)
+    high = LOG_RATIO_LIMIT if eps_high is None else math.log1p(eps_high)
+    return max(low, -LOG_RATIO_LIMIT), min(high, LOG_RATIO_LIMIT)
+
+
+def _at_least_float32(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _group_sum(values: Tensor, group_index: Tensor, num_groups: int) -> Tensor:
+    return values.new_zeros(num_groups).index_add(0, group_index, values)
+
+
+def _group_max(values: Tensor, group_index: Tensor, num_groups: int) -> Tensor:
+    # Detached: it cancels in every result, so it carries no gradient.
+    lowest = values.new_full((num_groups,), -float("inf"))
+    return lowest.scatter_reduce(0, group_index, values.detach(), "amax")

@@ -1,32 +1,48 @@
-"""KL divergence from a frozen reference, estimated on the policy's own samples (Schulman, "Approximating KL", 2020)."""
+"""Estimates of the divergence from the reference, from log-likelihoods of the policy's own samples.
 
-from typing import Literal
+With x = log pi - log ref of a sample drawn from pi (here: the difference of two ELBOs, so all is approximate):
 
+- k1 = x. Its mean is KL(pi || ref), unbiased, but its gradient's mean is 0: something to plot, nothing to minimise.
+- k2 = x^2 / 2. Its gradient's mean is the gradient of KL(pi || ref), exactly; its value is biased.
+- k3 = exp(-x) - 1 + x. Its mean is KL(pi || ref), unbiased, and no sample is negative, but its gradient's mean is that
+  of the other direction, KL(ref || pi). Close to the reference the two agree.
+
+So k2 is the penalty towards the reference that is usually meant. k3, GRPO's, grows exponentially with samples that the
+policy has made unlikely. When a rollout serves several updates, its samples are the old policy's and these means drift.
+
+Sources: J. Schulman, "Approximating KL divergence" (2020), for the values; arXiv 2402.03300 equation 4 for k3;
+arXiv 2512.03759 for k2 on ELBOs. The gradients follow from E_pi[f(x) grad log pi] with f = 1, x and 1 - exp(-x).
+"""
+
+from typing import Literal, assert_never
+
+import torch
 from torch import Tensor
 
 from stabledrl.objectives.importance import clamp_log_ratio
 
 KLEstimator = Literal["k1", "k2", "k3"]
+"""See the table of this module."""
 
 
-def kl_penalty(current: Tensor, reference: Tensor, estimator: KLEstimator) -> Tensor:
-    """Estimates KL(policy || reference) per completion, with x = log policy - log reference.
-
-    - `k1`, x: unbiased in value, can be negative; as a loss its gradient is zero on average, it does not pull.
-    - `k2`, x^2 / 2: biased in value; its gradient is that of the KL for fresh samples.
-    - `k3`, exp(-x) - 1 + x: unbiased in value and never negative; its gradient is that of the reverse divergence.
+def kl_penalty(current_elbo: Tensor, reference_elbo: Tensor, estimator: KLEstimator) -> Tensor:
+    """Estimates the divergence per row.
 
     Args:
-        current: (N,) log-likelihoods under the policy.
-        reference: (N,) log-likelihoods under the reference, on the same corruptions.
-        estimator: Which one.
+        current_elbo: (N,) log-likelihoods under the policy, in nats (per token, if length-normalised).
+        reference_elbo: (N,) under the reference; no gradient goes into them.
+        estimator: k1, k2 or k3, see this module's table.
 
     Returns:
-        (N,) float32; x is clamped to +-80.
+        (N,) in the unit of the log-likelihoods. k3 limits x to +-80 and has gradient 0 beyond.
     """
-    log_ratio = clamp_log_ratio(current - reference)
+    x = current_elbo - reference_elbo.detach()
     if estimator == "k1":
-        return log_ratio
+        return x
     if estimator == "k2":
-        return log_ratio.square() / 2
-    return (-log_ratio).exp() - 1 + log_ratio
+        return x.square() / 2
+    if estimator == "k3":
+        # The whole x is limited, not just the exponent: a lone "+ x" would push an unlikely sample further down.
+        x = clamp_log_ratio(x)
+        return torch.expm1(-x) + x
+    assert_never(estimator)

@@ -1,41 +1,50 @@
-"""StableDRL: unconditional clipping and self-normalisation."""
+"""StableDRL: unconditional clipping and self-normalised importance weights (arXiv 2603.06743)."""
+
+from typing import Literal
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from stabledrl.errors import UserInputError
-from stabledrl.objectives.importance import (
-    check_eps,
-    clamp_log_ratio,
-    clip_log_ratio,
-    group_log_sum_exp,
-    ratio_metrics,
-)
-from stabledrl.objectives.surrogate import Surrogate, sandwich, surrogate_needs
-from stabledrl.protocols import GroupCoupledObjective
+from stabledrl.objectives import surrogate as surrogates
+from stabledrl.objectives.importance import check_eps, clip_log_ratio, group_log_sum_exp, ratio_metrics
+from stabledrl.protocols import GroupCoupledObjective, Need
 from stabledrl.types import LikelihoodEstimate, ObjectiveOutput, RolloutBatch
 
 
 class StableDRL(GroupCoupledObjective):
-    r"""StableDRL (arXiv 2603.06743).
+    """The loss whose gradient is the method's update (arXiv 2603.06743, "Stabilizing Reinforcement Learning for
+    Diffusion Language Models"), averaged over prompts:
 
-        grad J = E[ 1 / sum_i clip(rho_i) * sum_j clip(rho_j) * A_j * grad l_j ]
+        grad J = E[ (1 / sum_i clip(rho_i)) * sum_j clip(rho_j) * A_j * g_j ]
+        clip(rho) = clamp(rho, 1 - eps_low, 1 + eps_high)
 
-    over the completions of one prompt, with rho the ratio of estimated likelihoods, clip(rho) = clamp(rho, 1 - eps_low,
-    1 + eps_high) whatever the sign of the advantage A, and l the log-likelihood surrogate. Ratios carry no gradient, so
-    an update lies in the convex hull of the A_j grad l_j. The loss is the mean over prompts.
+    rho is the ratio of the current to the old likelihood estimate (ELBO), i and j run over the completions of one
+    prompt, g_j is the gradient of a sequence log-likelihood surrogate, and no gradient goes through rho. The clip holds
+    whatever the sign of A, so every weight is bounded; the divisor makes each prompt's update a convex combination of
+    the A_j * g_j, no longer than the longest of them. With equal ratios it is GRPO's mean over
+    the group.
 
-    The public release bounds the ratio by 5 from above alone (here: `eps_high=4.0`) and normalises over the rows that a
-    process holds; here a weight is a share of its own prompt's group, however the group is split.
+    Computed in log space: w = exp(clip(log rho) - logsumexp over the group), loss = -sum_j w_j A_j S_j / prompts.
+    Completions without a reward are left out: they neither weigh nor count in a divisor. Prompts whose rewards are all
+    equal count in the mean over prompts.
+
+    Paper and public release differ, and both can be configured:
+
+    - The paper's best eps is 5 around 1, so ratios up to 6 and no effective lower bound: the default. The release takes
+      5 as the upper bound of the ratio itself and has no lower one: `eps_low=None, eps_high=4.0`.
+    - The release normalises over what a device holds; here it is always the prompt's group.
+    - The release's ratio is of length-normalised estimates, the paper's reads like one of sums: the estimator's choice.
+    - The release's surrogate is the default here: the sandwich of SPG (arXiv 2510.09541) with omega .5.
+    - The paper does not state the advantage; the release takes r - mean: `center` in `stabledrl.advantages`.
 
     Args:
-        eps_low: Distance of the ratio's lower bound from 1; None, or 1 and more, is no lower bound.
-        eps_high: Distance of the ratio's upper bound from 1; None is no upper bound.
-        surrogate: `sandwich` (ELBO where A > 0, else omega EUBO + (1 - omega) ELBO) or `elbo`.
-        omega: Share of the EUBO in the sandwich.
-        clip: False drops the clip and nothing else.
-        self_normalize: False divides by the group's size instead of its sum of ratios, and changes nothing else.
+        eps_low: Ratios below 1 - eps_low are raised to it; None, or 1 and above, for no lower bound.
+        eps_high: Ratios above 1 + eps_high are lowered to it; None for no upper bound.
+        surrogate: `sandwich`: ELBO where A > 0, else omega * EUBO + (1 - omega) * ELBO. `elbo`: ELBO throughout.
+        omega: Share of the EUBO in the sandwich, in [0, 1].
+        clip: False drops the clip and nothing else (log-ratios stay within +-80, so that exp is finite).
+        self_normalize: False divides by the number of the group's completions, as GRPO does, and changes nothing else.
 
     Raises:
         UserInputError: A value is out of range.
@@ -47,44 +56,79 @@ class StableDRL(GroupCoupledObjective):
         self,
         eps_low: float | None = None,
         eps_high: float | None = 5.0,
-        surrogate: Surrogate = "sandwich",
+        *,
+        surrogate: Literal["sandwich", "elbo"] = "sandwich",
         omega: float = 0.5,
         clip: bool = True,
         self_normalize: bool = True,
     ) -> None:
         check_eps(eps_low, eps_high)
+        if surrogate not in ("sandwich", "elbo"):
+            raise UserInputError(f"surrogate {surrogate!r} must be sandwich or elbo")
         if not 0 <= omega <= 1:
             raise UserInputError(f"omega {omega} must lie between 0 and 1")
-        self.eps_low, self.eps_high = eps_low, eps_high
-        self.surrogate: Surrogate = surrogate
+        self.eps_low = eps_low if clip else None
+        self.eps_high = eps_high if clip else None
+        self.surrogate = surrogate
         self.omega = omega
-        self.clip = clip
         self.self_normalize = self_normalize
-        self.needs = surrogate_needs(surrogate)
+        self.needs: frozenset[Need] = frozenset({"elbo", "eubo"} if surrogate == "sandwich" else {"elbo"})
 
-    @override
+    def log_normalizers(self, log_ratio: Tensor, group_index: Tensor, num_groups: int) -> Tensor:
+        """Log of each group's divisor: the sum of its clipped ratios, or its number of rows without `self_normalize`.
+
+        Args:
+            log_ratio: (N,) of all graded rows of the groups, before the clip.
+            group_index: (N,) int64 in [0, num_groups).
+            num_groups: G.
+
+        Returns:
+            (G,) float32 (float64 for float64), no gradient; -inf for a group without rows.
+        """
+        clipped = clip_log_ratio(log_ratio.detach(), self.eps_low, self.eps_high)
+        # Without self-normalisation every row counts as a ratio of 1: the same path, so that nothing else changes.
+        counted = clipped if self.self_normalize else torch.zeros_like(clipped)
+        return group_log_sum_exp(counted, group_index, num_groups)
+
+    def weights(self, log_ratio: Tensor, rollouts: RolloutBatch, group_log_normalizer: Tensor | None = None) -> Tensor:
+        """The factor of each row's A * surrogate within its group.
+
+        Args:
+            log_ratio: (N,) current minus old log-likelihood.
+            rollouts: The same rows.
+            group_log_normalizer: As in the call.
+
+        Returns:
+            (N,) without gradient, 0 where not graded.
+        """
+        rows = rollouts.graded
+        log_ratio, groups = log_ratio.detach()[rows], rollouts.group_index[rows]
+        if group_log_normalizer is None:
+            group_log_normalizer = self.log_normalizers(log_ratio, groups, rollouts.totals.groups)
+        weights = torch.exp(clip_log_ratio(log_ratio, self.eps_low, self.eps_high) - group_log_normalizer[groups])
+        return weights.new_zeros(len(rows)).masked_scatter(rows, weights)
+
     def __call__(
         self, current: LikelihoodEstimate, rollouts: RolloutBatch, *, group_log_normalizer: Tensor | None = None
     ) -> ObjectiveOutput:
-        graded = rollouts.graded
-        raw = (current.elbo - rollouts.old.elbo).detach()
-        log_ratio = raw[graded]
-        group_index, advantages = rollouts.group_index[graded], rollouts.advantages[graded]
-        if group_log_normalizer is None:
-            group_log_normalizer = self.log_normalizers(log_ratio, group_index, rollouts.totals.groups)
-        weights = (self._log_weight(log_ratio) - group_log_normalizer[group_index]).exp()
-        target = sandwich(current, rollouts.advantages, self.omega) if self.surrogate == "sandwich" else current.elbo
-        loss = -(weights * advantages * target[graded]).sum() / rollouts.totals.groups
-        bounds = (self.eps_low, self.eps_high) if self.clip else (None, None)
-        return ObjectiveOutput(loss=loss, metrics=ratio_metrics(raw, rollouts.group_index, *bounds))
+        """Computes the batch's share of the update's loss.
 
-    @override
-    def log_normalizers(self, log_ratio: Tensor, group_index: Tensor, num_groups: int) -> Tensor:
-        """(G,) log of every group's sum of clipped ratios; of its size, where it is not self-normalised."""
-        weight = self._log_weight(log_ratio)
-        return group_log_sum_exp(weight if self.self_normalize else torch.zeros_like(weight), group_index, num_groups)
+        Args:
+            current: Estimate under the policy being trained, with gradient.
+            rollouts: The same rows' rollouts; they may cover some of the update's groups only.
+            group_log_normalizer: (G,) from `log_normalizers`, for groups that are split over batches; None when the
+                batch holds whole groups.
 
-    def _log_weight(self, log_ratio: Tensor) -> Tensor:
-        if not self.clip:
-            return clamp_log_ratio(log_ratio)
-        return clip_log_ratio(log_ratio, self.eps_low, self.eps_high)
+        Returns:
+            Loss and the metrics of `ratio_metrics`.
+        """
+        log_ratio = current.elbo.detach() - rollouts.old.elbo
+        weights = self.weights(log_ratio, rollouts, group_log_normalizer)
+        if self.surrogate == "sandwich":
+            log_likelihood = surrogates.sandwich(current, rollouts.advantages, self.omega)
+        else:
+            log_likelihood = surrogates.elbo(current)
+        # Left out, not multiplied by 0: an ungraded row's estimate must not decide whether the loss is finite.
+        terms = torch.where(rollouts.graded, weights * rollouts.advantages * log_likelihood, 0.0)
+        metrics = ratio_metrics(log_ratio, rollouts.graded, rollouts.group_index, self.eps_low, self.eps_high)
+        return ObjectiveOutput(loss=-terms.sum() / rollouts.totals.groups, metrics=metrics)

@@ -1,32 +1,29 @@
-"""The log-likelihood whose gradient an update follows."""
-
-from typing import Literal
+"""The sequence log-likelihood whose gradient an objective follows."""
 
 import torch
 from torch import Tensor
 
-from stabledrl.protocols import Need
 from stabledrl.types import LikelihoodEstimate
 
-Surrogate = Literal["sandwich", "elbo"]
+
+def elbo(estimate: LikelihoodEstimate) -> Tensor:
+    """The lower bound for every row, (N,)."""
+    return estimate.elbo
 
 
 def sandwich(estimate: LikelihoodEstimate, advantages: Tensor, omega: float) -> Tensor:
-    """The SPG sandwich (arXiv 2510.09541): raise a lower bound of good completions, press an upper bound of bad ones.
+    """The lower bound where a completion is to become more likely, a mixture with the upper bound where less.
+
+    Pushing a lower bound down need not push the likelihood down; pushing an upper bound down does.
+    Source: SPG, arXiv 2510.09541: ELBO where A > 0, else omega * EUBO + (1 - omega) * ELBO.
 
     Args:
-        estimate: Estimate of N completions, with an upper bound.
+        estimate: Holds `elbo` and `eubo`, (N,) each.
         advantages: (N,).
-        omega: Share of the upper bound where the advantage is not positive.
+        omega: Share of the upper bound, in [0, 1].
 
     Returns:
-        (N,) ELBO where the advantage is positive, else omega * EUBO + (1 - omega) * ELBO.
+        (N,), differentiable in both bounds.
     """
-    assert estimate.eubo is not None
-    mixed = omega * estimate.eubo + (1 - omega) * estimate.elbo
-    return torch.where(advantages > 0, estimate.elbo, mixed)
-
-
-def surrogate_needs(surrogate: Surrogate) -> frozenset[Need]:
-    """What the estimates must hold for a surrogate."""
-    return frozenset({"elbo", "eubo"}) if surrogate == "sandwich" else frozenset({"elbo"})
+    assert estimate.eubo is not None, "checked against `needs` before training"
+    return torch.where(advantages > 0, estimate.elbo, omega * estimate.eubo + (1 - omega) * estimate.elbo)

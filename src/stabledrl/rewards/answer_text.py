@@ -1,50 +1,57 @@
 """Finds the answer in a completion. Every function is linear in the text's length."""
 
+import re
 from typing import Literal
 
 AnswerFormat = Literal["tags", "bare"]
 """`tags`: inside the last complete <answer>...</answer>. `bare`: the completion is the answer."""
 
-_OPEN, _CLOSE, _BOX = "<answer>", "</answer>", "\\boxed{"
+_OPEN, _CLOSE, _BOX = "<answer>", "</answer>", "\\boxed"
+# A backslash takes the next character with it, so that \{ and \} count as text.
+_BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 
 
 def find_answer(completion: str, answer_format: AnswerFormat) -> str | None:
-    """Cuts the answer out of a completion; a box around it is unwrapped.
+    r"""Cuts the answer out of a completion; a \boxed{...} around it is unwrapped.
 
     Args:
         completion: The completion.
-        answer_format: Where the answer stands.
+        answer_format: Where the answer stands. With `tags`, a completion without a complete tag may still commit itself
+            to a box; text in neither is never graded.
 
     Returns:
-        The answer without surrounding white space; None if there is no complete answer tag.
+        The answer without surrounding white space; None if there is none.
     """
     region = completion if answer_format == "bare" else last_tag(completion)
-    if region is None:
-        return None
-    box = last_box(region)
-    return (region if box is None else box).strip()
+    answer = last_box(completion if region is None else region)
+    if answer is None:
+        answer = region
+    return None if answer is None else answer.strip()
 
 
 def last_tag(text: str) -> str | None:
     """The content of the last complete <answer>...</answer>; None if there is none."""
-    end = text.rfind(_CLOSE)
-    if end < 0:
-        return None
-    start = text.rfind(_OPEN, 0, end)
-    return None if start < 0 else text[start + len(_OPEN) : end]
+    *closed, _ = text.split(_CLOSE)
+    for before in reversed(closed):
+        _, opened, content = before.rpartition(_OPEN)
+        if opened:
+            return content
+    return None
 
 
 def last_box(text: str) -> str | None:
-    r"""The content of the last \boxed{...} with balanced braces; None if there is none."""
-    opened: list[int] = []
-    found: tuple[int, str] | None = None
-    for index, character in enumerate(text):
-        if character == "{":
-            opened.append(index)
-        elif character == "}" and opened:
-            start = opened.pop()
-            is_box = text.startswith(_BOX, start - len(_BOX) + 1) if start >= len(_BOX) - 1 else False
-            # The last box is the one that opens last; an outer box closes after the boxes it holds.
-            if is_box and (found is None or start > found[0]):
-                found = (start, text[start + 1 : index])
-    return None if found is None else found[1]
+    r"""The content of the last \boxed{...} with balanced braces; None if there is none.
+
+    The last box is the one that opens last: of nested boxes the innermost.
+    """
+    opened: list[tuple[bool, int]] = []
+    last: tuple[int, int] | None = None
+    for match in _BRACE.finditer(text):
+        token = match.group()
+        if token == "{" or token.startswith(_BOX):
+            opened.append((token != "{", match.end()))
+        elif token == "}" and opened:
+            is_box, start = opened.pop()
+            if is_box and (last is None or start > last[0]):
+                last = (start, match.start())
+    return None if last is None else text[last[0] : last[1]]

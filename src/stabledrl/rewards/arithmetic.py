@@ -8,6 +8,7 @@ MAX_DIGITS = 12
 
 _TOKEN = re.compile(r"\s*(?:(\d+)|([-+*/()]))", re.ASCII)
 _UNICODE = str.maketrans({"×": "*", "·": "*", "⋅": "*", "÷": "/", "∕": "/", "−": "-", "–": "-"})
+_LATEX = {"\\times": "*", "\\cdot": "*", "\\div": "/"}
 _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 
@@ -16,30 +17,32 @@ class ExpressionError(ValueError):
 
 
 def tokenize(text: str) -> list[int | str]:
-    """Splits an expression into whole numbers and operators.
+    """Splits an expression into whole numbers and operators, which may be written in unicode or LaTeX.
 
     Raises:
         ExpressionError: The text is too long or holds anything else.
     """
     if len(text) > MAX_LENGTH:
         raise ExpressionError("longer than an equation can be")
-    text = text.translate(_UNICODE).rstrip()
+    text = " ".join(text.translate(_UNICODE).split())
+    for command, operator in _LATEX.items():
+        text = text.replace(command, operator)
     tokens: list[int | str] = []
     position = 0
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
             raise ExpressionError("not an arithmetic expression")
-        digits, operator = match.groups()
+        digits, symbol = match.groups()
         if digits is not None and len(digits) > MAX_DIGITS:
             raise ExpressionError("a number is too long")
-        tokens.append(int(digits) if digits is not None else operator)
+        tokens.append(int(digits) if digits is not None else symbol)
         position = match.end()
     return tokens
 
 
 def evaluate(tokens: list[int | str]) -> Fraction:
-    """Evaluates binary + - * / with the usual precedence, exactly.
+    """Evaluates + - * / with the usual precedence, exactly. A minus sign may open an expression or a parenthesis.
 
     Raises:
         ExpressionError: The tokens are no expression, or it divides by zero.
@@ -47,7 +50,7 @@ def evaluate(tokens: list[int | str]) -> Fraction:
     values: list[Fraction] = []
     operators: list[str] = []
     expects_value = True
-    for token in tokens:
+    for previous, token in zip(["(", *tokens], tokens):
         if isinstance(token, int):
             if not expects_value:
                 raise ExpressionError("two numbers without an operator")
@@ -56,6 +59,9 @@ def evaluate(tokens: list[int | str]) -> Fraction:
         elif token == "(":
             if not expects_value:
                 raise ExpressionError("an operator is missing before a parenthesis")
+            operators.append(token)
+        elif token == "-" and previous == "(":
+            values.append(Fraction(0))
             operators.append(token)
         elif expects_value:
             raise ExpressionError("a number is missing")

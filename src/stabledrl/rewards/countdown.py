@@ -1,6 +1,7 @@
 """Grades Countdown: reach a target with given numbers."""
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 from typing_extensions import override
@@ -15,8 +16,8 @@ from stabledrl.rewards.graded import GradedReward
 class CountdownEquation(GradedReward):
     """Right is an expression of + - * / that uses every given number exactly once and equals the target, exactly.
 
-    A trailing `= value` is allowed where it is true. Everything else scores 0, or `partial_score` where the numbers are
-    the given ones and only the target is missed.
+    A trailing `= number` is allowed where it is true. Everything else scores 0, or `partial_score` where the numbers
+    are the given ones and only the target is missed.
 
     Args:
         answer_format: Where the answer stands, see `stabledrl.rewards.answer_text`.
@@ -33,7 +34,9 @@ class CountdownEquation(GradedReward):
         self.partial_score = partial_score
 
     @override
-    def grade(self, completion: str, /, *, numbers: Sequence[int], target: int, **row: Any) -> Grade:
+    def grade(  # type: ignore[override]  # the columns it needs have names
+        self, completion: str, /, *, numbers: Sequence[int], target: int, **row: Any
+    ) -> Grade:
         """Judges an equation.
 
         Args:
@@ -44,7 +47,12 @@ class CountdownEquation(GradedReward):
 
         Returns:
             The verdict.
+
+        Raises:
+            UserInputError: `numbers` or `target` are not whole numbers.
         """
+        if isinstance(numbers, str) or not all(isinstance(number, Integral) for number in [*numbers, target]):
+            raise UserInputError(f"numbers {numbers!r} and target {target!r} must be whole numbers, not text")
         answer = find_answer(completion, self.answer_format)
         if answer is None:
             return Grade(correct=False, score=0.0, answer=None, reason="no complete answer tag")
@@ -53,7 +61,7 @@ class CountdownEquation(GradedReward):
         try:
             tokens = tokenize(left)
             value = evaluate(tokens)
-            if equals and evaluate(tokenize(right)) != value:
+            if equals and _number(right) != value:
                 return Grade(correct=False, score=0.0, answer=shown, reason="the equation is false")
         except ExpressionError as error:
             return Grade(correct=False, score=0.0, answer=shown, reason=str(error))
@@ -63,3 +71,13 @@ class CountdownEquation(GradedReward):
             reason = f"equals {value}, not {target}"
             return Grade(correct=False, score=self.partial_score, answer=shown, reason=reason)
         return Grade(correct=True, score=1.0, answer=shown, reason="reaches the target")
+
+
+def _number(text: str) -> int:
+    """A whole number, with or without a sign."""
+    match tokenize(text):
+        case [int(number)]:
+            return number
+        case ["-", int(number)]:
+            return -number
+    raise ExpressionError("no single number after the equals sign")

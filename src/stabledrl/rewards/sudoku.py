@@ -25,7 +25,9 @@ class SudokuGrid(GradedReward):
         self.answer_format: AnswerFormat = answer_format
 
     @override
-    def grade(self, completion: str, /, *, puzzle: str, **row: Any) -> Grade:
+    def grade(  # type: ignore[override]  # the column it needs has a name
+        self, completion: str, /, *, puzzle: str, **row: Any
+    ) -> Grade:
         """Judges a grid.
 
         Args:

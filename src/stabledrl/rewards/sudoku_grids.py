@@ -22,15 +22,32 @@ def _columns_valid(grid: str) -> bool:
     return all(len(set(grid[column::4])) == 4 for column in range(4))
 
 
+@functools.cache
+def _holders() -> tuple[dict[str, int], ...]:
+    """For every cell and digit, the grids that hold it there, as the set bits of an integer."""
+    return tuple(
+        {digit: sum(1 << index for index, grid in enumerate(all_grids()) if grid[cell] == digit) for digit in "1234"}
+        for cell in range(CELLS)
+    )
+
+
 @functools.lru_cache(maxsize=65536)
 def solutions(puzzle: str) -> tuple[str, ...]:
     """Every complete grid that agrees with a puzzle's clues.
 
     Args:
-        puzzle: 16 characters, 0 = empty.
+        puzzle: 16 digits from 0 to 4, 0 = empty.
 
     Returns:
         The grids, in ascending order.
     """
-    clues = [(cell, digit) for cell, digit in enumerate(puzzle) if digit != "0"]
-    return tuple(grid for grid in all_grids() if all(grid[cell] == digit for cell, digit in clues))
+    left = (1 << len(all_grids())) - 1
+    for holders, digit in zip(_holders(), puzzle):
+        if digit != "0":
+            left &= holders[digit]
+    found = []
+    while left:
+        lowest = left & -left
+        found.append(all_grids()[lowest.bit_length() - 1])
+        left ^= lowest
+    return tuple(found)

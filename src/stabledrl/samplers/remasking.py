@@ -18,21 +18,25 @@ def transfer_schedule(block_size: int, steps: int) -> list[int]:
     return [base + (step < remainder) for step in range(steps)]
 
 
-def transfer(confidence: Tensor, masked: Tensor, count: int) -> Tensor:
+def transfer(confidence: Tensor, masked: Tensor | None, count: int) -> Tensor:
     """Picks the masked positions of each row that are decided now: those with the highest confidence.
 
     Args:
-        confidence: (N, M) float32, not negative. Read at masked positions only.
-        masked: (N, M) bool, True where a position is still undecided.
+        confidence: (N, M) float, not negative; compared in float32. Read at masked positions only.
+        masked: (N, M) bool, True where a position is still undecided; None where all are.
         count: Positions to decide per row, from 1 to M. A row with fewer masked positions has all of them decided.
 
     Returns:
         (N, M) bool. Of equal confidences the lower position comes first.
     """
     size = confidence.shape[1]
+    confidence = confidence.float()
+    if masked is not None:
+        confidence = torch.where(masked, confidence, -1.0)
     # Floats that are not negative are ordered as their bits are. With the position appended no two keys are equal, so
-    # the answer does not depend on how a device's top-k treats ties; unmasked positions get negative keys.
-    bits = torch.where(masked, confidence.float(), -1.0).view(torch.int32)
-    keys = bits.long().mul_(size).add_(torch.arange(size - 1, -1, -1, device=bits.device))
-    last = keys.topk(count, dim=1).values[:, -1:]
-    return keys.ge(last).logical_and_(masked)
+    # the answer does not depend on how a device's top-k treats ties.
+    places = torch.arange(size, 0, -1, device=confidence.device)
+    keys = torch.add(places, confidence.view(torch.int32), alpha=size)
+    chosen = torch.zeros_like(confidence, dtype=torch.bool)
+    chosen.scatter_(1, keys.topk(count, dim=1, sorted=False).indices, True)
+    return chosen if masked is None else chosen.logical_and_(masked)

@@ -134,7 +134,7 @@ class SemiAutoregressiveSampler(Sampler):
             broken |= confidence.isnan().any(dim=1)
             if self.remasking == "random":
                 confidence = uniforms(row_keys, Purpose.REMASKING, step, positions)
-            decided = transfer(confidence, torch.ones_like(keep, dtype=torch.bool), count)
+            decided = transfer(confidence, None, count)
             token_ids = token_ids.scatter(1, keep, torch.where(decided, candidates, policy.vocabulary.mask_token_id))
             step_map = step_map.scatter(1, keep, torch.where(decided, step, -1))
             undecided_first = decided.byte().argsort(dim=1, stable=True)
