@@ -57,6 +57,20 @@ def _mean(curve: Curve) -> float:
     return sum(value for _, value in curve) / len(curve)
 
 
+def table(results: list[dict[str, float]]) -> str:
+    """The results as README shows them."""
+    rows = [
+        "| seed | solved before | solved after | ratios clipped | spikes | seconds, start to end |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    rows += [
+        f"| {result['seed']} | {result['accuracy_before']:.3f} | {result['accuracy_after']:.3f} "
+        f"| {result['clip_fraction_mean']:.0%} | {result['spikes']:.0f} | {result['seconds']:.0f} |"
+        for result in results
+    ]
+    return "\n".join(rows)
+
+
 def plot(runs: dict[int, dict[str, Curve]], path: Path) -> None:
     """Reward, held-out accuracy and gradient norm of every seed."""
     import matplotlib
@@ -88,12 +102,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--figure", type=Path, help="PNG to write")
     options = parser.parse_args()
-    runs = {}
+    runs, results = {}, []
     for seed in options.seeds:
         with tempfile.TemporaryDirectory() as directory:
             started = time.perf_counter()
             runs[seed] = run(seed, Path(directory))
-            print(json.dumps(summarize(seed, runs[seed], time.perf_counter() - started)), flush=True)
+            results.append(summarize(seed, runs[seed], time.perf_counter() - started))
+            print(json.dumps(results[-1]), flush=True)
+    print(table(results), file=sys.stderr)
     if options.figure:
         plot(runs, options.figure)
 

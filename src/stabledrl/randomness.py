@@ -51,7 +51,8 @@ def fold(key: Tensor, value: Tensor | int) -> Tensor:
     Returns:
         int64 keys, of the broadcast shape.
     """
-    counter = torch.as_tensor(value, dtype=torch.int64, device=key.device)
+    # torch.full makes the number on the device; copying it there would wait for the stream at every denoising step.
+    counter = value if isinstance(value, Tensor) else torch.full((), value, dtype=torch.int64, device=key.device)
     return _mix(key ^ _mix((counter + 1) * _GOLDEN))
 
 

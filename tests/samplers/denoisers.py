@@ -1,5 +1,7 @@
 """Small denoisers for decoding tests, and the plain decoding loop that the sampler is compared with."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -31,7 +33,7 @@ class ContextDenoiser:
         self.bias[list(VOCABULARY.end_token_ids)] = end_bias
 
     def __call__(
-        self, token_ids: Tensor, attention_mask: Tensor | None = None, *, keep: Tensor | None = None
+        self, token_ids: Tensor, attention_mask: Tensor | None = None, *, keep: Tensor | None = None, **_: Any
     ) -> Tensor:
         real = torch.ones_like(token_ids, dtype=torch.bool) if attention_mask is None else attention_mask
         places = self.places[positions_from_mask(real)]
@@ -51,7 +53,7 @@ class ScriptedDenoiser:
         self.rows: list[int] = []
 
     def __call__(
-        self, token_ids: Tensor, attention_mask: Tensor | None = None, *, keep: Tensor | None = None
+        self, token_ids: Tensor, attention_mask: Tensor | None = None, *, keep: Tensor | None = None, **_: Any
     ) -> Tensor:
         assert keep is not None
         self.rows.append(len(token_ids))

@@ -81,7 +81,7 @@ class LladaDenoiser:
         self.model = model
 
     def __call__(
-        self, token_ids: Tensor, attention_mask: Tensor | None = None, *, keep: Tensor | None = None
+        self, token_ids: Tensor, attention_mask: Tensor | None = None, *, keep: Tensor | None = None, **_: Any
     ) -> Tensor:
         if attention_mask is None:
             attention_mask = torch.ones_like(token_ids, dtype=torch.bool)

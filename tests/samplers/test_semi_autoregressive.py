@@ -65,7 +65,7 @@ class Watching:
         self.widths: list[int] = []
 
     def __call__(
-        self, token_ids: Tensor, attention_mask: Tensor | None = None, *, keep: Tensor | None = None
+        self, token_ids: Tensor, attention_mask: Tensor | None = None, *, keep: Tensor | None = None, **_: Any
     ) -> Tensor:
         assert keep is not None
         assert keep.dtype == torch.int64
@@ -123,7 +123,9 @@ def test_any_end_token_ends_a_completion_and_what_follows_is_taken_back(end: int
 def test_half_precision_policies_are_sampled_like_their_logits_in_float32(dtype: torch.dtype) -> None:
     inner, sampler = ContextDenoiser(end_bias=1.0), SemiAutoregressiveSampler(24, 6, 12)
 
-    def rounded(token_ids: Tensor, attention_mask: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def rounded(
+        token_ids: Tensor, attention_mask: Tensor | None = None, *, keep: Tensor | None = None, **_: Any
+    ) -> Tensor:
         return inner(token_ids, attention_mask, keep=keep).bfloat16().to(dtype)
 
     prompts, _ = random_prompts(6)
@@ -149,7 +151,9 @@ def test_logits_that_are_not_finite_stop_the_run_and_name_the_row(
 ) -> None:
     inner = ContextDenoiser(end_bias=-9.0)
 
-    def broken(token_ids: Tensor, attention_mask: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def broken(
+        token_ids: Tensor, attention_mask: Tensor | None = None, *, keep: Tensor | None = None, **_: Any
+    ) -> Tensor:
         logits = inner(token_ids, attention_mask, keep=keep)
         logits[token_ids[:, 0] == 1, 0, 20] = value
         return logits

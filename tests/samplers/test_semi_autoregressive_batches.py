@@ -92,7 +92,9 @@ class HostReads(TorchDispatchMode):
 
 @pytest.mark.parametrize("remasking", REMASKING)
 def test_the_host_waits_for_the_device_at_most_once_per_block(remasking: Any) -> None:
-    def flat(token_ids: Tensor, attention_mask: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def flat(
+        token_ids: Tensor, attention_mask: Tensor | None = None, *, keep: Tensor | None = None, **_: Any
+    ) -> Tensor:
         assert keep is not None
         return (torch.arange(40.0) * (torch.arange(40) > 7)).expand(*keep.shape, -1)
 

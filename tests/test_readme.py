@@ -1,0 +1,65 @@
+"""README's commands and examples run as they are written."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from benchmarks.quickstart import table
+from stabledrl.cli import main
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FILES = {
+    "my_callbacks.py": "class AdvantageSpread",
+    "my_rewards.py": "def starts_with_one",
+    "my_objectives.py": "class Reinforce",
+    "my_reward.yaml": "my_rewards.starts_with_one",
+}
+SMALL = ["--trainer.max_steps=2", "--data.init_args.prompts_per_rollout=2", "--rollout.group_size=2"]
+
+
+def commands(verb: str) -> list[list[str]]:
+    blocks = re.findall(r"```bash\n(.*?)```", README, re.S)
+    lines = [line for block in blocks for line in block.splitlines()]
+    return [shlex.split(line)[1:] for line in lines if line.startswith(f"stabledrl {verb} ")]
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with what a clone has, and README's examples as files."""
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "tiny-sudoku").symlink_to(ROOT / "checkpoints" / "tiny-sudoku")
+    blocks = re.findall(r"```(?:python|yaml)\n(.*?)```", README, re.S)
+    for name, mark in FILES.items():
+        (text,) = [block for block in blocks if mark in block]
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("arguments", commands("fit"), ids=" ".join)
+def test_training_commands(clone: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, *SMALL]) == 0, capsys.readouterr().err
+
+
+def test_test_export_and_generate_commands(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "-c", "configs/quickstart.yaml", *SMALL]) == 0
+    for verb in ("test", "export", "generate"):
+        (arguments,) = commands(verb)
+        capsys.readouterr()
+        assert main(arguments) == 0
+    assert re.fullmatch(r"[1-4]{16}\n", capsys.readouterr().out)
+
+
+def test_every_example_file_is_named_in_the_text() -> None:
+    assert [name for name in FILES if name not in README] == []
+
+
+def test_numbers_are_those_of_the_committed_results() -> None:
+    lines = (ROOT / "benchmarks" / "results" / "quickstart.jsonl").read_text(encoding="utf-8").splitlines()
+    assert table([json.loads(line) for line in lines]) in README
