@@ -21,11 +21,11 @@ def by_hand(rewards: list[float], baseline: str) -> list[float]:
     return [r - (sum(rewards) - r) / (n - 1) for r in rewards]
 
 
-def advantages(rewards, groups, baseline, graded=None, num_groups=None):
-    rewards = torch.tensor(rewards)
+def advantages(rewards, groups, baseline, *, graded=None, dtype=torch.float32):
+    rewards = torch.tensor(rewards, dtype=dtype)
     graded = rewards.isfinite() if graded is None else torch.tensor(graded)
     groups = torch.tensor(groups)
-    return group_advantages(rewards, graded, groups, num_groups or int(groups.max()) + 1, baseline=baseline)
+    return group_advantages(rewards, graded, groups, int(groups.max()) + 1, baseline=baseline)
 
 
 @pytest.mark.parametrize("baseline", BASELINES)
@@ -40,17 +40,19 @@ def test_matches_the_definition_in_any_row_order_and_with_groups_of_unequal_size
 @pytest.mark.parametrize("baseline", BASELINES)
 @pytest.mark.parametrize("value", [0.0, 0.1, 1 / 3, -0.7, 1e-30, 3e38])
 @pytest.mark.parametrize("size", [2, 3, 7, 16])
-def test_equal_rewards_have_exactly_zero_advantage_whatever_rounding_does_to_their_mean(baseline, value, size):
-    result = advantages([value] * size + [0.0, 1.0], [0] * size + [1, 1], baseline)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_rewards_have_exactly_zero_advantage_whatever_rounding_does_to_their_mean(baseline, value, size, dtype):
+    result = advantages([value] * size + [0.0, 1.0], [0] * size + [1, 1], baseline, dtype=dtype)
     assert result[:size].tolist() == [0.0] * size
     assert result[size:].tolist() != [0.0, 0.0]
 
 
 @pytest.mark.parametrize("baseline", BASELINES)
 @pytest.mark.parametrize("missing", [NAN, INF, -INF])
-def test_missing_rewards_leave_the_baseline_and_get_zero(baseline, missing):
+@pytest.mark.parametrize("graded", [None, [True] * 5])
+def test_rewards_that_are_not_finite_leave_the_baseline_and_get_zero(baseline, missing, graded):
     expected = by_hand([0.0, 1.0, 0.5], baseline)
-    result = advantages([0.0, missing, 1.0, 0.5, missing], [0] * 5, baseline).tolist()
+    result = advantages([0.0, missing, 1.0, 0.5, missing], [0] * 5, baseline, graded=graded).tolist()
     assert result == pytest.approx([expected[0], 0.0, expected[1], expected[2], 0.0])
 
 
@@ -105,6 +107,13 @@ def test_a_group_without_signal_is_one_whose_graded_rewards_do_not_differ():
     graded[9] = False
     result = zero_variance_groups(rewards, graded, groups, 6)
     assert result.tolist() == [True, False, True, True, True, True]  # equal, different, none, one, one, no row
+
+
+@pytest.mark.parametrize("missing", [NAN, INF, -INF])
+def test_a_reward_that_is_not_finite_makes_no_difference_between_rewards(missing):
+    rewards, groups = torch.tensor([1.0, missing, 1.0, 0.0, missing, 1.0]), torch.tensor([0, 0, 0, 1, 1, 1])
+    result = zero_variance_groups(rewards, torch.ones(6, dtype=torch.bool), groups, 2)
+    assert result.tolist() == [True, False]
 
 
 def test_the_smallest_difference_between_rewards_is_a_signal():

@@ -1,4 +1,4 @@
-"""The update of StableDRL against its formula: values, gradients, divisors. Extremes and numbers of the public release have their own files."""
+"""The update of StableDRL against its formula: values, gradients, divisors."""
 
 import itertools
 

@@ -22,8 +22,7 @@ class StableDRL(GroupCoupledObjective):
     rho is the ratio of the current to the old likelihood estimate (ELBO), i and j run over the completions of one
     prompt, g_j is the gradient of a sequence log-likelihood surrogate, and no gradient goes through rho. The clip holds
     whatever the sign of A, so every weight is bounded; the divisor makes each prompt's update a convex combination of
-    the A_j * g_j, no longer than the longest of them. With equal ratios it is GRPO's mean over
-    the group.
+    the A_j * g_j, no longer than the longest of them. With equal ratios it is GRPO's mean over the group.
 
     Computed in log space: w = exp(clip(log rho) - logsumexp over the group), loss = -sum_j w_j A_j S_j / prompts.
     Completions without a reward are left out: they neither weigh nor count in a divisor. Prompts whose rewards are all
@@ -122,7 +121,7 @@ class StableDRL(GroupCoupledObjective):
         Returns:
             Loss and the metrics of `ratio_metrics`.
         """
-        log_ratio = current.elbo.detach() - rollouts.old.elbo
+        log_ratio = current.elbo - rollouts.old.elbo  # detached wherever it is used
         weights = self.weights(log_ratio, rollouts, group_log_normalizer)
         if self.surrogate == "sandwich":
             log_likelihood = surrogates.sandwich(current, rollouts.advantages, self.omega)
