@@ -1,6 +1,6 @@
 """Runs the quickstart for several seeds: a JSON line each, and the picture in README.
 
-    python benchmarks/quickstart.py --seeds 0 1 2 --figure docs/images/quickstart.png > benchmarks/results/quickstart.jsonl
+python benchmarks/quickstart.py --seeds 0 1 2 --figure docs/images/quickstart.png > benchmarks/results/quickstart.jsonl
 """
 
 import argparse
@@ -39,7 +39,9 @@ def read_curves(directory: Path) -> dict[str, Curve]:
 def summarize(seed: int, curves: dict[str, Curve], seconds: float) -> dict[str, float]:
     """What README states of a run."""
     accuracy = [value for _, value in curves[ACCURACY]]
-    clipped = [low + high for (_, low), (_, high) in zip(*(curves[f"train/clip_fraction_{s}"] for s in ("low", "high")))]
+    clipped = [
+        low + high for (_, low), (_, high) in zip(*(curves[f"train/clip_fraction_{s}"] for s in ("low", "high")))
+    ]
     return {
         "seed": seed,
         "accuracy_before": accuracy[0],
@@ -71,6 +73,16 @@ def table(results: list[dict[str, float]]) -> str:
     return "\n".join(rows)
 
 
+def running_mean(points: Curve, window: int = 20) -> Curve:
+    """Each value with its `window` - 1 predecessors, averaged."""
+    values = [value for _, value in points]
+    return [
+        (step, sum(part) / len(part))
+        for index, (step, _) in enumerate(points)
+        for part in [values[max(0, index - window + 1) : index + 1]]
+    ]
+
+
 def plot(runs: dict[int, dict[str, Curve]], path: Path) -> None:
     """Reward, held-out accuracy and gradient norm of every seed."""
     import matplotlib
@@ -88,8 +100,12 @@ def plot(runs: dict[int, dict[str, Curve]], path: Path) -> None:
         for index, (seed, curves) in enumerate(runs.items()):
             # A rollout whose groups are all flat has no gradient, which a log scale cannot show.
             points = [(step, value) for step, value in curves[tag] if scale == "linear" or value > 0]
-            marker = "o" if tag == ACCURACY else None
-            axis.plot(*zip(*points), color=f"C{index}", linewidth=1.2, marker=marker, label=f"seed {seed}")
+            color, noisy = f"C{index}", tag != ACCURACY
+            axis.plot(
+                *zip(*points), color=color, linewidth=1, alpha=0.25 if noisy else 1, marker=None if noisy else "o"
+            )
+            smooth = running_mean(points) if noisy else points
+            axis.plot(*zip(*smooth), color=color, linewidth=1.6, label=f"seed {seed}")
         axis.set(title=title, xlabel="optimizer step", yscale=scale)
         axis.grid(alpha=0.3)
     axes[1].legend(frameon=False)

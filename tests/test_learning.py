@@ -67,7 +67,9 @@ def test_objective_learns_to_write_one_character(objective: Objective) -> None:
 
 
 def test_every_objective_is_in_this_test() -> None:
-    ours = {cls for cls in _subclasses(Objective) if cls.__module__.startswith("stabledrl.") and "__call__" in vars(cls)}
+    ours = {
+        cls for cls in _subclasses(Objective) if cls.__module__.startswith("stabledrl.") and "__call__" in vars(cls)
+    }
     abstract = {cls for cls in ours if getattr(cls, "__abstractmethods__", None)}
     assert ours - abstract == {type(objective) for objective in OBJECTIVES}
 

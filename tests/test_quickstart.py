@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-
 from benchmarks.quickstart import run, summarize
+
 from stabledrl.cli import main
 
 ROOT = Path(__file__).parent.parent
