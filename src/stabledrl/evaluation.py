@@ -44,9 +44,7 @@ def evaluate_batch(
     """
     prompts = Prompts.from_batch(batch)
     keys = row_keys(seed, EVALUATION_ROLLOUT, prompts.prompt_id, prompts.sample_index)
-    completions = generate(
-        forward, sampler, prompts, vocabulary=vocabulary, row_keys=keys, temperature=temperature
-    )
+    completions = generate(forward, sampler, prompts, vocabulary=vocabulary, row_keys=keys, temperature=temperature)
     return grade(completions, prompts, tasks=tasks, tokenizer=tokenizer)
 
 

@@ -95,9 +95,7 @@ class ExperienceCollector:
         """
         started = time.perf_counter()
         prompts = Prompts.from_batch(batch, self.group_size)
-        keys = row_keys(
-            self.seed, int(batch["rollout_index"]), prompts.prompt_id, prompts.sample_index, rollback_count
-        )
+        keys = row_keys(self.seed, int(batch["rollout_index"]), prompts.prompt_id, prompts.sample_index, rollback_count)
         completions = generate(
             forward,
             self.sampler,
@@ -127,10 +125,12 @@ class ExperienceCollector:
         device = sequences.token_ids.device
         missing = float("nan")
         rewards = torch.tensor(
-            [missing if sample.reward is None else sample.reward for sample in samples], device=device
+            [missing if sample.reward is None else sample.reward for sample in samples],
+            dtype=torch.float32,
+            device=device,
         )
         graded = rewards.isfinite()
-        if (share := 1 - graded.float().mean().item()) > self.max_ungraded_share:
+        if (share := int((~graded).sum()) / len(samples)) > self.max_ungraded_share:
             raise UserInputError(
                 f"{share:.0%} of this rollout's completions have no finite reward, more than max_ungraded_share "
                 f"{self.max_ungraded_share:.0%}; first reason: {_first_reason(samples)}"
@@ -203,7 +203,8 @@ def rollout_metrics(rollouts: RolloutBatch, samples: list[Sample], seconds: floa
     flat = zero_variance_groups(rollouts.rewards, rollouts.graded, rollouts.group_index, rollouts.totals.groups)
     return {
         "rollout/reward_mean": rewards.mean().item(),
-        "rollout/reward_std": rewards.std(unbiased=False).item(),
+        # Not std(), which warns where no completion is graded: NaN says it.
+        "rollout/reward_std": (rewards - rewards.mean()).square().mean().sqrt().item(),
         "rollout/accuracy": sum(sample.correct is True for sample in samples) / len(samples),
         "rollout/zero_variance_groups": flat.float().mean().item(),
         "rollout/identical_groups": identical_groups(samples, rollouts.group_index),

@@ -4,31 +4,39 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import torch
 from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 
 from stabledrl.backbones import Policy, load_policy
+from stabledrl.backbones.translation import source_layout
 from stabledrl.checkpoints import POLICY_KEY, WEIGHTS_PREFIX, read_checkpoint
 from stabledrl.errors import UserInputError
 
+Layout = Literal["native", "source"]
+"""The key names and config.json of a model directory: transformers' own class, or as the family is published."""
 
-def export_checkpoint(checkpoint: str | Path, output: str | Path, *, overwrite: bool = False) -> Path:
-    """Writes the policy of a training checkpoint as a directory that `AutoModelForCausalLM` loads.
+
+def export_checkpoint(
+    checkpoint: str | Path, output: str | Path, *, layout: Layout = "native", overwrite: bool = False
+) -> Path:
+    """Writes the policy of a training checkpoint as a model directory.
 
     The directory appears complete or not at all: it is written beside its place and renamed.
 
     Args:
         checkpoint: A .ckpt file that training wrote.
         output: Directory to make.
+        layout: `native` for `AutoModelForCausalLM`, `source` for tools made for the model's family.
         overwrite: Replace an existing directory.
 
     Returns:
         The directory.
 
     Raises:
-        UserInputError: The checkpoint cannot be used, or the output exists.
+        UserInputError: The checkpoint cannot be used, the output exists, or the family has no layout of its own.
     """
     content = read_checkpoint(checkpoint)
     weights = {
@@ -38,12 +46,21 @@ def export_checkpoint(checkpoint: str | Path, output: str | Path, *, overwrite: 
     }
     if not weights:
         raise UserInputError(f"checkpoint {str(checkpoint)!r} holds no weights of a policy ({WEIGHTS_PREFIX}*)")
-    return write_model_directory(weights, content[POLICY_KEY]["files"], output, overwrite=overwrite)
+    return _write(weights, content[POLICY_KEY]["files"], output, layout, overwrite)
 
 
-def export_policy(policy: Policy, output: str | Path, *, overwrite: bool = False) -> Path:
+def export_policy(policy: Policy, output: str | Path, *, layout: Layout = "native", overwrite: bool = False) -> Path:
     """Writes a policy in memory as a model directory; see `export_checkpoint`."""
-    return write_model_directory(policy.model.state_dict(), policy.description_files(), output, overwrite=overwrite)
+    return _write(policy.model.state_dict(), policy.description_files(), output, layout, overwrite)
+
+
+def _write(
+    weights: Mapping[str, Tensor], files: Mapping[str, str], output: str | Path, layout: Layout, overwrite: bool
+) -> Path:
+    if layout == "source":
+        _check_target(Path(output).resolve(), overwrite)  # Before the weights are rearranged.
+        weights, files = source_layout(weights, files)
+    return write_model_directory(weights, files, output, overwrite=overwrite)
 
 
 def write_model_directory(
@@ -65,7 +82,7 @@ def write_model_directory(
     """
     target = Path(output).resolve()
     _check_target(target, overwrite)
-    if unsafe := [name for name in files if Path(name).name != name]:
+    if unsafe := [name for name in files if Path(name).name != name or name == ".."]:
         raise UserInputError(f"file name {unsafe[0]!r} would lie outside of the model directory")
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))

@@ -1,7 +1,13 @@
-"""The norm of a model's gradient."""
+"""The norm of a model's gradient, and whether the weights can take the steps it makes."""
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from stabledrl.errors import UserInputError
+
+MIN_BFLOAT16_LR = 1e-5
+"""Below it AdamW's steps are mostly rounded away: at 1e-6 2 % of the weights moved in 200 steps."""
 
 
 def gradient_norm(module: nn.Module) -> Tensor:
@@ -18,3 +24,24 @@ def gradient_norm(module: nn.Module) -> Tensor:
         return torch.zeros(())
     norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
     return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+
+
+def check_update_precision(optimizer: Optimizer) -> None:
+    """Refuses steps that bfloat16 weights, with their 8 significant bits, would mostly round away.
+
+    Args:
+        optimizer: Before a schedule has changed its learning rates. One that rounds stochastically says so by a true
+            `bf16_stochastic_round`, as torchao's do.
+
+    Raises:
+        UserInputError: A bfloat16 parameter has a learning rate below `MIN_BFLOAT16_LR`.
+    """
+    if getattr(optimizer, "bf16_stochastic_round", False):
+        return
+    for group in optimizer.param_groups:
+        if group["lr"] < MIN_BFLOAT16_LR and any(p.dtype == torch.bfloat16 for p in group["params"]):
+            raise UserInputError(
+                f"learning rate {float(group['lr']):g} is lost on bfloat16 weights; use at least "
+                f"{MIN_BFLOAT16_LR:g}, or float32 weights (dtype float32 with precision bf16-mixed), or an optimizer "
+                f"with bf16_stochastic_round"
+            )

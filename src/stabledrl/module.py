@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch import LightningModule
@@ -14,9 +14,10 @@ from typing_extensions import override
 
 from stabledrl.backbones import Policy, load_policy
 from stabledrl.checkpoints import POLICY_KEY, check_fingerprint
+from stabledrl.diffusion import check_attention
 from stabledrl.errors import UserInputError
 from stabledrl.evaluation import TaskScores, evaluate_batch
-from stabledrl.gradients import gradient_norm
+from stabledrl.gradients import check_update_precision, gradient_norm
 from stabledrl.objectives.kl import KLEstimator, kl_penalty
 from stabledrl.protocols import Denoiser, LikelihoodEstimator, Objective, Sampler, Task
 from stabledrl.types import ObjectiveOutput, RolloutBatch, Sample, Vocabulary, combine_metrics
@@ -65,6 +66,8 @@ class DiffusionPolicyModule(LightningModule):
             )
         if not (kl_coefficient >= 0 and math.isfinite(kl_coefficient)):
             raise UserInputError(f"kl_coefficient {kl_coefficient} must be a finite number of at least 0")
+        if kl_estimator not in get_args(KLEstimator):
+            raise UserInputError(f"kl_estimator {kl_estimator!r} is not one of {', '.join(get_args(KLEstimator))}")
         self.objective = objective
         self.likelihood = likelihood
         self.sampler = sampler
@@ -75,9 +78,10 @@ class DiffusionPolicyModule(LightningModule):
         self._dtype: torch.dtype = getattr(torch, dtype)
         self._make_optimizer = optimizer
         self._make_scheduler = lr_scheduler
-        self._source = policy
+        # Only a path: a policy kept under two names would be saved twice.
+        self._source = None if isinstance(policy, Policy) else policy
         self.policy: Policy | None = policy if isinstance(policy, Policy) else None
-        # In a tuple, so that it is no submodule: it must not be trained, moved into checkpoints or counted.
+        # In a tuple, not a submodule: it must not be trained, saved or counted.
         self._reference: tuple[Policy, ...] = ()
         self._collected: list[Mapping[str, Tensor]] = []
         self._has_signal = False
@@ -85,12 +89,11 @@ class DiffusionPolicyModule(LightningModule):
 
     @override
     def configure_model(self) -> None:
-        """Loads the policy and, where something uses it, copies the reference from it. Runs before a checkpoint is
-        restored, so the reference holds the weights the run started from.
-        """
+        """Loads the policy and, where used, copies the reference: before a checkpoint is restored, so of the start."""
         if self.policy is None:
-            assert isinstance(self._source, str)
+            assert self._source is not None
             self.policy = load_policy(self._source, self._dtype)
+        check_attention(self.policy.block_size, self.sampler, self.likelihood)
         if self.needs_reference and not self._reference:
             self._reference = (copy.deepcopy(self.policy).requires_grad_(False).eval(),)
 
@@ -121,10 +124,14 @@ class DiffusionPolicyModule(LightningModule):
         logits: Tensor = self.loaded_policy(*arguments, **options)
         return logits
 
+    def new_cache(self) -> Any:
+        """An empty cache of keys and values of the policy."""
+        return self.loaded_policy.new_cache()
+
     @override
     def on_fit_start(self) -> None:
         for reference in self._reference:
-            reference.to(self.device)
+            reference.to(device=self.device, dtype=next(self.loaded_policy.parameters()).dtype)
 
     @override
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
@@ -135,7 +142,7 @@ class DiffusionPolicyModule(LightningModule):
         self._has_signal |= bool(rollouts.advantages.any()) or self.kl_coefficient > 0
         self._collected.append(output.metrics)
         if (int(batch["slot"]) + 1) % self.trainer.accumulate_grad_batches == 0:
-            self._log_update(batch.get("metrics", {}))
+            self._log_update()
         # Lightning divides by accumulate_grad_batches, but shares of an update add up.
         return output.loss * self.trainer.accumulate_grad_batches
 
@@ -143,8 +150,7 @@ class DiffusionPolicyModule(LightningModule):
         corruption = self.likelihood.corrupt(rollouts.sequences, update=update)
         current = self.likelihood(self, rollouts.sequences, corruption, vocabulary=self.vocabulary)
         output = self.objective(current, rollouts, group_log_normalizer=group_log_normalizer)
-        metrics = dict(output.metrics)
-        loss = output.loss
+        loss, metrics = output.loss, dict(output.metrics)
         if rollouts.reference is not None:
             divergence = kl_penalty(current.elbo, rollouts.reference.elbo, self.kl_estimator)
             metrics["kl_reference"] = divergence.detach().mean()
@@ -154,18 +160,15 @@ class DiffusionPolicyModule(LightningModule):
         metrics["loss"] = loss.detach() * (rollouts.totals.rows / len(rollouts))
         return ObjectiveOutput(loss=loss, metrics=metrics)
 
-    def _log_update(self, rollout_metrics: Mapping[str, float]) -> None:
+    def _log_update(self) -> None:
         combined = combine_metrics(self._collected)
         self._collected.clear()
         self.log_dict({f"train/{name}": value for name, value in combined.items()}, batch_size=1)
-        self.log_dict(dict(rollout_metrics), batch_size=1)
-        if "rollout/reward_mean" in rollout_metrics:
-            self.log("reward", rollout_metrics["rollout/reward_mean"], prog_bar=True, logger=False, batch_size=1)
 
     @override
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         # Weight decay and momentum would move the weights even where no completion says anything.
-        if not self._has_signal:
+        if not self.trainer.strategy.reduce_boolean_decision(self._has_signal, all=False):
             optimizer.zero_grad(set_to_none=True)
         self._has_signal = False
 
@@ -187,6 +190,7 @@ class DiffusionPolicyModule(LightningModule):
     @override
     def configure_optimizers(self) -> OptimizerLRScheduler:
         optimizer = self._make_optimizer([p for p in self.parameters() if p.requires_grad])
+        check_update_precision(optimizer)
         if self._make_scheduler is None:
             return {"optimizer": optimizer}
         scheduler = self._make_scheduler(optimizer)
@@ -198,6 +202,8 @@ class DiffusionPolicyModule(LightningModule):
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if POLICY_KEY not in checkpoint:
+            raise UserInputError(f"the checkpoint has no entry {POLICY_KEY!r}: expected one that training wrote")
         check_fingerprint(checkpoint[POLICY_KEY]["fingerprint"], self.loaded_policy.fingerprint)
 
     @property

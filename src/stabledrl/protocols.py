@@ -82,10 +82,17 @@ class Backbone(ABC):
 
 
 class Sampler(ABC):
-    """Turns prompts into completions."""
+    """Turns prompts into completions.
+
+    Attributes:
+        completion_length: Tokens per completion, C.
+        provides: What an objective may use of the completions.
+        attention_block_size: Block size of the block-causal policy that it is right for; None for full attention.
+    """
 
     completion_length: int
     provides: frozenset[Need]
+    attention_block_size: int | None = None
 
     @abstractmethod
     def __call__(
@@ -120,10 +127,12 @@ class LikelihoodEstimator(ABC):
     Attributes:
         unbiased: Whether the expectation over corruptions is the ELBO exactly. Tested by enumeration.
         provides: What the estimates hold.
+        attention_block_size: Block size of the block-causal policy that it is right for; None for full attention.
     """
 
     unbiased: bool
     provides: frozenset[Need]
+    attention_block_size: int | None = None
 
     @abstractmethod
     def corrupt(self, sequences: Sequences, *, update: int | None) -> Corruption:

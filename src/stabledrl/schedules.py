@@ -1,7 +1,7 @@
 """Learning-rate schedules, stepped once per optimizer step."""
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -12,17 +12,17 @@ Shape = Literal["linear", "cosine", "constant"]
 
 
 class WarmupDecay(LambdaLR):
-    """Rises linearly over the warm-up, then falls to a share of the peak at the last step.
+    """Rises linearly over the warm-up, then falls towards a share of the peak, reached after the last step.
 
     Args:
         optimizer: The optimizer.
         total_steps: Optimizer steps of the run.
         warmup_steps: Steps until the peak; 0 starts at it.
-        final_share: Learning rate at the end, as a share of the peak.
+        final_share: Learning rate after `total_steps`, as a share of the peak.
         shape: Course of the decay.
 
     Raises:
-        UserInputError: Steps or share out of range.
+        UserInputError: Steps, share or shape out of range.
     """
 
     def __init__(
@@ -37,6 +37,8 @@ class WarmupDecay(LambdaLR):
             raise UserInputError(f"warmup_steps {warmup_steps} must be at least 0 and below total_steps {total_steps}")
         if not 0 <= final_share <= 1:
             raise UserInputError(f"final_share {final_share} must lie between 0 and 1")
+        if shape not in get_args(Shape):
+            raise UserInputError(f"shape {shape!r} is not one of {', '.join(get_args(Shape))}")
         super().__init__(optimizer, lambda step: _factor(step, total_steps, warmup_steps, final_share, shape))
 
 

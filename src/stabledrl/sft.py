@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from stabledrl.backbones import NewPolicy, Policy, load_policy
 from stabledrl.checkpoints import POLICY_KEY, check_fingerprint
+from stabledrl.diffusion import check_attention
 from stabledrl.protocols import LikelihoodEstimator
 from stabledrl.randomness import row_keys
 from stabledrl.types import Sequences, Vocabulary
@@ -51,6 +52,7 @@ class SupervisedModule(LightningModule):
             source = self._source
             assert not isinstance(source, Policy)
             self.policy = source.build() if isinstance(source, NewPolicy) else load_policy(source)
+        check_attention(self.policy.block_size, self.likelihood)
 
     @property
     def loaded_policy(self) -> Policy:

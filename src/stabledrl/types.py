@@ -161,8 +161,8 @@ class Corruption(_Rows):
     Attributes:
         masked: (N, K, T) bool, True where the model is shown the mask token. May cover prompt tokens, which are never
             scored.
-        weight: (N, K) float32, the factor that makes a draw's sum of log-probabilities an estimate of the whole
-            completion's (L / k for k masked of L tokens; 0 for a draw that masks nothing).
+        weight: (N, K, C) float32, the factor of each scored token's log-probability, 0 elsewhere: a draw's weighted sum
+            estimates the whole completion's (L / k for k masked of L tokens, or a block's own share turned over).
     """
 
     masked: Tensor

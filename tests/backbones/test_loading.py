@@ -1,6 +1,5 @@
 import json
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,30 +9,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from stabledrl.backbones import NewPolicy, Policy, load_policy
-from stabledrl.backbones.loading import available_backbones, find_backbone
-from stabledrl.backbones.native import Native
+from stabledrl.backbones import Policy, load_policy
 from stabledrl.errors import UserInputError
 from stabledrl.export import export_policy
-from stabledrl.protocols import Backbone
-
-
-@pytest.fixture(scope="module")
-def policy() -> Policy:
-    return NewPolicy(
-        hidden_size=16, num_layers=2, num_heads=2, intermediate_size=16, initializer_range=0.3, seed=1
-    ).build()
-
-
-@pytest.fixture(scope="module")
-def saved(policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export_policy(policy, tmp_path_factory.mktemp("models") / "saved")
-
-
-@pytest.fixture
-def directory(saved: Path, tmp_path: Path) -> Path:
-    """A copy to damage."""
-    return Path(shutil.copytree(saved, tmp_path / "model"))
 
 
 def change_config(directory: Path, **values: Any) -> None:
@@ -67,15 +45,15 @@ def test_round_trip_is_exact(policy: Policy, saved: Path) -> None:
     assert loaded.state_dict().keys() == policy.state_dict().keys()
 
 
-def test_second_round_trip_writes_the_same_files(saved: Path, tmp_path: Path) -> None:
-    again = export_policy(load_policy(saved), tmp_path / "again")
-    names = sorted(file.name for file in saved.iterdir())
-    assert sorted(file.name for file in again.iterdir()) == names
-    for name in {*names} - {"model.safetensors", "config.json"}:
-        assert (again / name).read_bytes() == (saved / name).read_bytes()
-    configs = [json.loads((one / "config.json").read_text()) for one in (again, saved)]
-    configs[0].pop("dtype", None)
-    assert configs[0] == configs[1]
+def test_repeated_round_trips_change_no_file(saved: Path, tmp_path: Path) -> None:
+    # Loading adds fields of its own (precision, local files): from the second directory on, nothing changes.
+    second = export_policy(load_policy(saved), tmp_path / "second")
+    third = export_policy(load_policy(second), tmp_path / "third")
+    assert {file.name for file in third.iterdir()} == {file.name for file in saved.iterdir()}
+    for file in third.iterdir():
+        assert file.read_bytes() == (second / file.name).read_bytes()
+    assert (third / "model.safetensors").read_bytes() == (saved / "model.safetensors").read_bytes()
+    assert (third / "tokenizer.json").read_bytes() == (saved / "tokenizer.json").read_bytes()
 
 
 @torch.no_grad()
@@ -125,8 +103,7 @@ def test_end_token_learns_although_the_config_pads_with_it(directory: Path) -> N
     change_config(directory, pad_token_id=0)
     loaded = load_policy(directory)
     loaded(torch.tensor([[3, 0, 4]])).square().sum().backward()
-    gradient = loaded.model.get_input_embeddings().weight.grad
-    assert gradient is not None
+    gradient: Any = loaded.model.get_input_embeddings().weight.grad
     assert gradient[0].abs().max() > 0
 
 
@@ -171,8 +148,8 @@ def test_config_that_transformers_refuses_is_told(directory: Path, values: dict[
 
 
 def test_model_type_without_a_language_model_is_refused(directory: Path) -> None:
-    change_config(directory, model_type="clip_vision_model")
-    refused(directory, "")
+    change_config(directory, model_type="vit")
+    refused(directory, "vit")
 
 
 def test_missing_weights_are_refused(directory: Path) -> None:
@@ -229,62 +206,16 @@ def test_tokenizer_without_end_token_is_refused(directory: Path) -> None:
 def test_loading_leaves_transformers_logging_as_it_was(saved: Path) -> None:
     logging.enable_progress_bar()
     before = logging.get_verbosity()
-    load_policy(saved)
-    assert logging.is_progress_bar_enabled()
-    assert logging.get_verbosity() == before
+    logging.set_verbosity_info()
+    try:
+        load_policy(saved)
+        assert logging.is_progress_bar_enabled()
+        assert logging.get_verbosity() == logging.INFO
+    finally:
+        logging.set_verbosity(before)
 
 
 def test_refusal_prints_nothing_else(directory: Path, capfd: pytest.CaptureFixture[str]) -> None:
     change_weights(directory, lambda weights: weights.pop("model.norm.weight"))
     refused(directory, "missing")
     assert capfd.readouterr() == ("", "")
-
-
-@pytest.fixture(scope="module")
-def users_backbones() -> Iterator[tuple[type[Backbone], type[Backbone]]]:
-    class Abstract(Backbone):
-        """Without `load`, so not a family."""
-
-        family = "abstract"
-
-        def matches(self, config: dict[str, Any]) -> bool:
-            raise AssertionError("an abstract class is no family")
-
-    class Mine(Abstract):
-        family = "mine"
-
-        def matches(self, config: dict[str, Any]) -> bool:
-            return config.get("model_type") == "mine"
-
-        def load(self, path: str, *, dtype: torch.dtype, mask_token_id: int | None, block_size: int | None) -> Any:
-            made = NewPolicy(characters="ab", hidden_size=8, num_heads=2, num_layers=1).build()
-            return Policy(made.model, made.tokenizer, made.vocabulary, family=f"mine-{block_size}", source=path)
-
-    class Refined(Native):
-        family = "refined"
-
-        def matches(self, config: dict[str, Any]) -> bool:
-            return super().matches(config) and config.get("refined") is True
-
-    yield Mine, Refined
-
-
-def test_users_backbone_loads(tmp_path: Path, users_backbones: tuple[type[Backbone], ...]) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "mine"}')
-    loaded = load_policy(tmp_path, block_size=8)
-    assert loaded.family == "mine-8"
-    assert not loaded.training
-
-
-def test_backbone_derived_from_another_is_asked_first(
-    directory: Path, users_backbones: tuple[type[Backbone], ...]
-) -> None:
-    assert type(find_backbone(str(directory))) is Native
-    change_config(directory, refined=True)
-    assert type(find_backbone(str(directory))) is users_backbones[1]
-
-
-def test_every_backbone_is_listed_once(users_backbones: tuple[type[Backbone], ...]) -> None:
-    found = [type(backbone) for backbone in available_backbones()]
-    assert {Native, *users_backbones} <= set(found)
-    assert len(found) == len(set(found))

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 
@@ -45,7 +47,7 @@ def test_model_is_made_on_the_cpu_even_where_the_default_device_is_another() -> 
 
 
 def test_initializer_range_is_the_spread_of_the_weights() -> None:
-    embedding = small(hidden_size=64, initializer_range=0.2).model.get_input_embeddings().weight
+    embedding: Any = small(hidden_size=64, initializer_range=0.2).model.get_input_embeddings().weight
     assert embedding.std().item() == pytest.approx(0.2, rel=0.1)
     assert embedding.mean().item() == pytest.approx(0, abs=0.02)
 

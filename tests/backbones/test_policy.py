@@ -1,6 +1,7 @@
 import copy
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -47,7 +48,9 @@ def test_last_token_moves_first_logits(policy: Policy, tokens: Tensor, mask: Cal
     changed = tokens.clone()
     changed[:, -1] = (changed[:, -1] - 1) % policy.vocabulary.num_candidates
     moved = (policy.logits(tokens, mask()) - policy.logits(changed, mask())).abs().amax(-1)
-    first_real = torch.arange(3) if mask() is not None and not bool(mask().all()) else torch.zeros(3, dtype=torch.long)
+    shown = mask()
+    unpadded = shown is None or bool(shown.all())
+    first_real = torch.zeros(3, dtype=torch.long) if unpadded else torch.arange(3)
     assert (moved[torch.arange(3), first_real] > 0.05).all()
 
 
@@ -67,6 +70,19 @@ def test_left_padding_changes_no_logit(policy: Policy, tokens: Tensor, width: in
     mask = torch.cat([torch.zeros(3, width, dtype=torch.bool), torch.ones(3, LENGTH, dtype=torch.bool)], dim=1)
     got = policy.logits(torch.cat([filler, tokens], dim=1), mask)[:, width:]
     torch.testing.assert_close(got, policy.logits(tokens), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("as_integers", [False, True])
+@torch.no_grad()
+def test_real_tokens_are_numbered_from_zero(policy: Policy, tokens: Tensor, as_integers: bool) -> None:
+    # Rotary positions are relative, so that the logits alone do not tell.
+    seen: list[Tensor] = []
+    hook = policy.model.register_forward_pre_hook(
+        lambda module, arguments, options: seen.append(options["position_ids"]), with_kwargs=True
+    )
+    policy.logits(tokens, padded().long() if as_integers else padded())
+    hook.remove()
+    assert seen[0].tolist() == [[0, 1, 2, 3, 4, 5, 6], [0, 0, 1, 2, 3, 4, 5], [0, 0, 0, 1, 2, 3, 4]]
 
 
 @torch.no_grad()
@@ -151,8 +167,7 @@ def test_gradient_reaches_every_parameter(policy: Policy, tokens: Tensor) -> Non
     tokens[:, -1] = end
     policy(tokens, padded()).square().sum().backward()
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in policy.parameters())
-    embedding = policy.model.get_input_embeddings().weight.grad
-    assert embedding is not None
+    embedding: Any = policy.model.get_input_embeddings().weight.grad
     assert embedding[end].abs().max() > 0
     policy.zero_grad()
 
@@ -178,7 +193,7 @@ def test_description_rebuilds_the_directory_without_weights(policy: Policy) -> N
         ({"num_layers": 3}, "num_hidden_layers"),
     ],
 )
-def test_fingerprint_tells_shapes_apart(changed: dict[str, object], name: str) -> None:
+def test_fingerprint_tells_shapes_apart(changed: dict[str, Any], name: str) -> None:
     base = NewPolicy(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=8)
     first, second = base.build().fingerprint, dataclasses.replace(base, **changed).build().fingerprint
     assert [key for key in first if first[key] != second[key]] == [name]

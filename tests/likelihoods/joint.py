@@ -32,8 +32,16 @@ class TableDenoiser:
         self.calls: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
 
     def __call__(
-        self, token_ids: Tensor, attention_mask: Tensor | None = None, *, keep: Tensor | None = None
+        self,
+        token_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        keep: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: Any = None,
     ) -> Tensor:
+        assert position_ids is None
+        assert cache is None
         self.calls.append((token_ids, attention_mask, keep))
         logits = self.table[_codes(token_ids[:, -self.table.shape[1] :])]
         if keep is None:
@@ -131,8 +139,8 @@ def whole_law(sequences: Sequences) -> Corruption:
     masked = torch.zeros(len(sequences.row_keys), len(sets), sequences.token_ids.shape[1], dtype=torch.bool)
     for draw, chosen in enumerate(sets):
         masked[:, draw, [sequences.prompt_length + position for position in chosen]] = True
-    weight = length / masked.sum(dim=2).float()
-    return Corruption(masked=masked, weight=weight)
+    scored = masked[:, :, sequences.prompt_length :]
+    return Corruption(masked=masked, weight=scored * (length / scored.sum(dim=2, keepdim=True)))
 
 
 def estimator(**settings: Any) -> MonteCarloElbo:

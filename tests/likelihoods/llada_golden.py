@@ -25,5 +25,6 @@ def golden_bounds() -> tuple[Sequences, Corruption]:
         row_keys=torch.arange(len(scored)),
     )
     masked: Tensor = (golden["bounds.corrupted"] == mask) & ~after[:, None]
-    weight = sequences.lengths[:, None] / masked[:, :, prompt:].sum(dim=2)
+    chosen = masked[:, :, prompt:]
+    weight = chosen * (sequences.lengths[:, None, None] / chosen.sum(dim=2, keepdim=True))
     return sequences, Corruption(masked=masked, weight=weight)

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from stabledrl.errors import UserInputError
 from stabledrl.likelihoods import MonteCarloElbo, elbo
-from stabledrl.types import LikelihoodEstimate, Sequences
+from stabledrl.types import Corruption, LikelihoodEstimate, Sequences
 
 every_law = pytest.mark.parametrize("masking", LAWS)
 
@@ -36,14 +37,19 @@ def test_length_normalised_is_the_mean_over_draws_of_the_mean_over_masked_tokens
 def test_elbo_ignores_what_is_not_scored_and_applies_weights() -> None:
     log_probs = torch.tensor([[[-1.0, -9.0, -3.0], [-2.0, -4.0, -9.0]]])
     scored = torch.tensor([[[True, False, True], [True, True, False]]])
-    weight, lengths = torch.tensor([[1.5, 0.5]]), torch.tensor([3])
-    assert float(elbo(log_probs, scored, weight, lengths, "sum")) == pytest.approx((1.5 * 4 + 0.5 * 6) / -2)
-    assert float(elbo(log_probs, scored, weight, lengths, "length_normalized")) == pytest.approx(-4.5 / 3)
+    weight, lengths = torch.tensor([[[1.5, 1.5, 0.5], [0.5, 0.25, 0.5]]]), torch.tensor([3])
+    assert float(elbo(log_probs, scored, weight, lengths, "sum")) == pytest.approx(
+        (1.5 * 1 + 0.5 * 3 + 0.5 * 2 + 0.25 * 4) / -2
+    )
+    assert float(elbo(log_probs, scored, weight, lengths, "length_normalized")) == pytest.approx(-2.5 / 3)
 
 
 @every_law
 def test_the_policy_sees_one_batch_of_corrupted_rows_and_is_asked_for_scored_positions_only(masking: str) -> None:
     rows, denoiser, measure = ragged_rows(), inconsistent_denoiser(6), estimator(masking=masking)
+    # Padding of a width of its own for each row: 0 to 3 columns.
+    padding = torch.arange(len(rows.row_keys))[:, None] % 4
+    rows = replace(rows, attention_mask=torch.arange(rows.token_ids.shape[1]) >= padding)
     corruption = measure.corrupt(rows, update=None)
     found = measure(denoiser, rows, corruption, vocabulary=VOCABULARY)
     ((token_ids, attended, keep),) = denoiser.calls
@@ -64,7 +70,7 @@ def test_the_policy_sees_one_batch_of_corrupted_rows_and_is_asked_for_scored_pos
 def test_prompt_tokens_and_positions_after_the_end_are_never_scored_even_if_masked() -> None:
     rows, denoiser, measure = ragged_rows(), inconsistent_denoiser(6), estimator()
     corruption = measure.corrupt(rows, update=None)
-    everything = type(corruption)(masked=torch.ones_like(corruption.masked), weight=torch.ones_like(corruption.weight))
+    everything = Corruption(masked=torch.ones_like(corruption.masked), weight=torch.ones_like(corruption.weight))
     found = measure(denoiser, rows, everything, vocabulary=VOCABULARY)
     assert torch.equal(found.scored, rows.completion_mask[:, None].expand_as(found.scored))
     assert (found.token_log_probs[~found.scored] == 0).all()

@@ -36,6 +36,11 @@ def plain_eubo(log_probs: Tensor, scored: Tensor, lengths: Tensor, beta: float) 
     return torch.stack(found)
 
 
+def weights(scored: Tensor, lengths: Tensor) -> Tensor:
+    """L / k at the scored tokens of every draw."""
+    return scored * (lengths[:, None, None] / scored.sum(dim=2, keepdim=True).clamp_min(1))
+
+
 def random_case(rows: int = 8, draws: int = 3, width: int = 7) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
     lengths = torch.randint(1, width + 1, (rows,), generator=generator)
@@ -51,22 +56,37 @@ def test_eubo_is_its_formula(beta: float) -> None:
     log_probs, scored, lengths = random_case()
     assert not scored.any(dim=1)[:, 1:].all()
     expected = plain_eubo(log_probs, scored, lengths, beta)
-    found = eubo(log_probs, scored, lengths, beta, "length_normalized")
+    found = eubo(log_probs, scored, weights(scored, lengths), lengths, beta=beta, reduction="length_normalized")
     torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(eubo(log_probs, scored, lengths, beta, "sum"), found * lengths)
+    torch.testing.assert_close(
+        eubo(log_probs, scored, weights(scored, lengths), lengths, beta=beta, reduction="sum"), found * lengths
+    )
 
 
 def test_eubo_works_in_log_space_where_probabilities_underflow() -> None:
     log_probs, scored, lengths = random_case()
-    expected = eubo(log_probs, scored, lengths, 1.5, "length_normalized") - 1000
-    found = eubo(torch.where(scored, log_probs - 1000, 0.0), scored, lengths, 1.5, "length_normalized")
+    expected = (
+        eubo(log_probs, scored, weights(scored, lengths), lengths, beta=1.5, reduction="length_normalized") - 1000
+    )
+    found = eubo(
+        torch.where(scored, log_probs - 1000, 0.0),
+        scored,
+        weights(scored, lengths),
+        lengths,
+        beta=1.5,
+        reduction="length_normalized",
+    )
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
 
 
 def test_gradients_are_finite_and_right_where_tokens_are_masked_in_no_draw() -> None:
     log_probs, scored, lengths = random_case()
     log_probs.requires_grad_()
-    (gradient,) = torch.autograd.grad(eubo(log_probs, scored, lengths, 1.5, "sum").sum(), log_probs)
+    # Anomaly mode: no NaN on the way either, which a later mask would only cover up.
+    with torch.autograd.set_detect_anomaly(True):
+        (gradient,) = torch.autograd.grad(
+            eubo(log_probs, scored, weights(scored, lengths), lengths, beta=1.5, reduction="sum").sum(), log_probs
+        )
     (expected,) = torch.autograd.grad((plain_eubo(log_probs, scored, lengths, 1.5) * lengths).sum(), log_probs)
     assert (gradient[~scored] == 0).all()
     torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-5)
@@ -75,10 +95,20 @@ def test_gradients_are_finite_and_right_where_tokens_are_masked_in_no_draw() -> 
 def test_an_impossible_token_masked_in_one_draw_of_two_makes_it_minus_infinity() -> None:
     scored = torch.tensor([[[True, True], [False, True]]])
     log_probs = torch.tensor([[[-torch.inf, -1.0], [0.0, -1.0]]])
-    assert eubo(log_probs, scored, torch.tensor([2]), 1.5, "sum") == -torch.inf
+    assert (
+        eubo(log_probs, scored, weights(scored, torch.tensor([2])), torch.tensor([2]), beta=1.5, reduction="sum")
+        == -torch.inf
+    )
     # Possible in one draw, impossible in the other: the mean over draws is what counts.
     scored = torch.ones(1, 2, 1, dtype=torch.bool)
-    found = eubo(torch.tensor([[[-torch.inf], [-1.0]]]), scored, torch.tensor([1]), 1.0, "sum")
+    found = eubo(
+        torch.tensor([[[-torch.inf], [-1.0]]]),
+        scored,
+        torch.ones(1, 2, 1),
+        torch.tensor([1]),
+        beta=1.0,
+        reduction="sum",
+    )
     assert float(found) == pytest.approx(-1.0 + torch.tensor(0.5).log().item())
 
 

@@ -66,16 +66,16 @@ def test_bare_completion_is_the_answer() -> None:
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=40).map("".join))
 def test_answer_is_always_a_part_of_the_text(text: str) -> None:
     for answer_format in ("tags", "bare"):
-        answer = find_answer(text, answer_format)  # type: ignore[arg-type]
+        answer = find_answer(text, answer_format)
         assert answer is None or answer in text
 
 
 @pytest.mark.parametrize("fragment", [*FRAGMENTS, "<answer></answer>", "\\boxed{}", "\\boxed{{}", "\\boxed    "])
 def test_time_is_linear(fragment: str) -> None:
-    # Quadratic time would be hours for this length.
-    text = fragment * (1_000_000 // len(fragment))
+    # Quadratic time would be minutes for this length.
+    text = fragment * (300_000 // len(fragment))
     started = time.process_time()
-    for whole in (text, text + "</answer>", "<answer>" + text, text + "}" * 500_000):
+    for whole in (text, text + "</answer>", "<answer>" + text, text + "}" * 150_000):
         find_answer(whole, "tags")
         find_answer(whole, "bare")
-    assert time.process_time() - started < 10
+    assert time.process_time() - started < 4

@@ -1,3 +1,4 @@
+import contextlib
 from fractions import Fraction
 from typing import Any
 
@@ -10,9 +11,7 @@ from stabledrl.rewards.arithmetic import ExpressionError, evaluate, tokenize
 Tree = Any
 """A number, or (operator, left, right)."""
 
-TREES = st.recursive(
-    st.integers(0, 99), lambda child: st.tuples(st.sampled_from("+-*/"), child, child), max_leaves=10
-)
+TREES = st.recursive(st.integers(0, 99), lambda child: st.tuples(st.sampled_from("+-*/"), child, child), max_leaves=10)
 
 
 def written(tree: Tree, parent: int = 0, is_right: bool = False) -> str:
@@ -68,17 +67,33 @@ def test_usual_notation_is_understood(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "2+", "*2", "2**3", "2//3", "2--3", "2*-3", "+3", "2 3", "2(3)", "(2)3", "()", "(2", "2)", "(2+)", "2^3"]
-    + ["2.5", "1e3", "0x1f", "1_000", "x", "abs(2)", "__import__('os')", "2;3", "2,3", "2=2", "²", "٣", "２", "2%2"],
+    [
+        *("", " ", "2+", "*2", "2**3", "2//3", "2--3", "2*-3", "+3", "2 3", "2(3)", "(2)3", "()", "(2", "2)", "(2+)"),
+        *(
+            "2^3",
+            "2.5",
+            "1e3",
+            "0x1f",
+            "1_000",
+            "x",
+            "abs(2)",
+            "__import__('os')",
+            "2;3",
+            "2,3",
+            "2=2",
+            "²",
+            "٣",
+            "２",
+            "2%2",
+        ),
+    ],
 )
 def test_everything_else_is_refused(text: str) -> None:
     with pytest.raises(ExpressionError):
         evaluate(tokenize(text))
 
 
-@given(st.text(st.sampled_from("0123456789+-*/()= ×x."), max_size=300) | st.text(max_size=300))
+@given(st.text(st.sampled_from("0123456789+-*/()= ×x."), max_size=80) | st.text(max_size=80))
 def test_no_text_raises_anything_else(text: str) -> None:
-    try:
+    with contextlib.suppress(ExpressionError):
         assert isinstance(evaluate(tokenize(text)), Fraction)
-    except ExpressionError as error:
-        assert str(error)

@@ -87,7 +87,7 @@ def test_columns_left_as_text_are_refused(row: dict[str, Any], target: Any) -> N
 @given(st.text() | st.text(st.sampled_from("<answer>/0123456789+-*/()=\\boxed{} "), max_size=400))
 def test_no_completion_raises(text: str) -> None:
     for answer_format in ("tags", "bare"):
-        grade = CountdownEquation(answer_format).grade(text, **ROW)  # type: ignore[arg-type]
+        grade = CountdownEquation(answer_format).grade(text, **ROW)
         assert grade.score in (0.0, 1.0)
 
 

@@ -145,7 +145,7 @@ def test_result_that_is_no_list_names_the_function(result: Any) -> None:
 
 @pytest.mark.parametrize("value", ["good", [1.0], object()])
 def test_value_that_is_no_number_names_the_function(value: Any) -> None:
-    with pytest.raises(UserInputError, match="given_values returned .*expected a number"):
+    with pytest.raises(UserInputError, match=r"given_values returned .*expected a number"):
         score(constant(value, *[0.0] * 5))
 
 

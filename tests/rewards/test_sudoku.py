@@ -89,7 +89,7 @@ def test_puzzle_that_is_none_is_refused(puzzle: str) -> None:
 @given(st.text() | st.text(st.sampled_from("01234 \n"), max_size=20))
 def test_no_completion_raises(text: str) -> None:
     for answer_format in ("tags", "bare"):
-        grade = SudokuGrid(answer_format).grade(text, puzzle=PUZZLE)  # type: ignore[arg-type]
+        grade = SudokuGrid(answer_format).grade(text, puzzle=PUZZLE)
         assert grade.score is not None
         assert 0 <= grade.score <= 1
 

@@ -4,12 +4,14 @@ import importlib
 import inspect
 import json
 import pkgutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import cached_file, logging
@@ -17,6 +19,8 @@ from transformers.utils import cached_file, logging
 from stabledrl.backbones.policy import Policy
 from stabledrl.errors import UserInputError
 from stabledrl.protocols import Backbone
+
+_MODEL_FILES = ("*.json", "*.jinja", "*.model", "*.safetensors", "*.txt")
 
 
 def available_backbones() -> list[Backbone]:
@@ -39,7 +43,7 @@ def _derived(base: type[Backbone]) -> list[type[Backbone]]:
     return list(found)
 
 
-def read_config(path: str) -> dict[str, Any]:
+def read_config(path: str, revision: str | None = None) -> dict[str, Any]:
     """Reads the config.json of a directory or hub id.
 
     Raises:
@@ -48,7 +52,7 @@ def read_config(path: str) -> dict[str, Any]:
     if Path(path).exists() and not (Path(path) / "config.json").is_file():
         raise UserInputError(f"no config.json in {path!r}: expected a model directory in the Hugging Face layout")
     try:
-        file = cached_file(path, "config.json")
+        file = cached_file(path, "config.json", revision=revision)
     except (OSError, HFValidationError) as error:
         raise UserInputError(
             f"no model at {path!r}: expected a directory with a config.json, or a hub id ({one_line(error)})"
@@ -62,13 +66,13 @@ def read_config(path: str) -> dict[str, Any]:
     return config
 
 
-def find_backbone(path: str) -> Backbone:
+def find_backbone(path: str, revision: str | None = None) -> Backbone:
     """Recognises the family of a model from its config.json.
 
     Raises:
         UserInputError: No family matches.
     """
-    config = read_config(path)
+    config = read_config(path, revision)
     backbones = available_backbones()
     for backbone in backbones:
         if backbone.matches(config):
@@ -84,6 +88,7 @@ def load_policy(
     dtype: torch.dtype = torch.float32,
     block_size: int | None = None,
     mask_token_id: int | None = None,
+    revision: str | None = None,
 ) -> Policy:
     """Loads a diffusion language model.
 
@@ -92,6 +97,7 @@ def load_policy(
         dtype: Precision of the weights.
         block_size: Block length of a block-diffusion model; None takes the family's.
         mask_token_id: Overrides the mask token of tokenizer and config.
+        revision: Branch, tag or commit of a hub id; None takes its main branch.
 
     Returns:
         The policy, in eval mode.
@@ -99,9 +105,25 @@ def load_policy(
     Raises:
         UserInputError: The model is absent, of an unknown family, or its weights do not fit its config.
     """
-    policy = find_backbone(str(path)).load(str(path), dtype=dtype, mask_token_id=mask_token_id, block_size=block_size)
+    source = str(path)
+    backbone = find_backbone(source, revision)
+    directory = _fetch(source, revision)
+    policy = backbone.load(directory, dtype=dtype, mask_token_id=mask_token_id, block_size=block_size)
     assert isinstance(policy, Policy)
+    policy.source = source
     return policy.eval()
+
+
+def _fetch(path: str, revision: str | None) -> str:
+    """The directory of a model: itself, or a hub id's files in the local cache, without its code."""
+    if Path(path).exists():
+        if revision is not None:
+            raise UserInputError(f"revision {revision!r} given, but {path!r} is a directory; leave it out")
+        return path
+    try:
+        return str(snapshot_download(path, revision=revision, allow_patterns=list(_MODEL_FILES)))
+    except Exception as error:
+        raise UserInputError(f"cannot fetch {path!r}: {one_line(error)}") from error
 
 
 def load_config(path: str) -> PreTrainedConfig:
@@ -117,20 +139,32 @@ def load_config(path: str) -> PreTrainedConfig:
     return config
 
 
-def load_tokenizer(path: str) -> Any:
+def load_tokenizer(path: str, tokenizer_class: Any = AutoTokenizer) -> Any:
     """Loads the tokenizer that lies beside the weights.
 
     Raises:
         UserInputError: There is none, or its files are corrupt.
     """
     try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        with _quiet_transformers():
+            return tokenizer_class.from_pretrained(path, trust_remote_code=False)
     except Exception as error:
         raise UserInputError(f"cannot load the tokenizer of {path!r}: {one_line(error)}") from error
 
 
-def load_model(path: str, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def load_model(
+    path: str, config: PreTrainedConfig, dtype: torch.dtype, key_mapping: dict[str, str] | None = None
+) -> PreTrainedModel:
     """Loads weights into transformers' own class and refuses any that are missing, unexpected or of another shape.
+
+    Args:
+        path: Directory of the weights.
+        config: What they are loaded into.
+        dtype: Their precision in memory.
+        key_mapping: transformers' name by pattern of the names in the file, where they differ.
+
+    Returns:
+        The model; transformers saves it under its own names.
 
     Raises:
         UserInputError: The weights do not fit the config, or a file is corrupt.
@@ -145,6 +179,7 @@ def load_model(path: str, config: PreTrainedConfig, dtype: torch.dtype) -> PreTr
                 trust_remote_code=False,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
+                key_mapping=key_mapping,
             )
     except Exception as error:
         raise UserInputError(f"cannot read the weights of {path!r}: {one_line(error)}") from error
@@ -154,6 +189,13 @@ def load_model(path: str, config: PreTrainedConfig, dtype: torch.dtype) -> PreTr
     if told:
         raise UserInputError(f"the weights of {path!r} do not fit its config.json: {'; '.join(told)}")
     assert isinstance(model, PreTrainedModel)
+    if key_mapping is not None:
+        # Else save_pretrained would write the file's names beside a config.json that does not know them.
+        model._weight_conversions = None  # type: ignore[assignment]
+    for tensor in (*model.parameters(), *model.buffers()):
+        # Parts of one matrix in the file share its memory; such a model could not be saved.
+        if tensor.untyped_storage().nbytes() != tensor.nbytes:
+            tensor.data = tensor.data.clone()
     return model
 
 
@@ -169,7 +211,9 @@ def _quiet_transformers() -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
     finally:
         logging.set_verbosity(verbosity)
         if bar:

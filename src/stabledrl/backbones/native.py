@@ -17,23 +17,32 @@ _END, _MASK = "<|end|>", "<|mask|>"
 
 
 class Native(Backbone):
-    """Bidirectional models in transformers' own layout: `is_causal` false and a `mask_token_id` in config.json."""
+    """Models in transformers' own layout: `is_causal` false and a `mask_token_id` in config.json.
+
+    Attention is bidirectional, or block-causal where config.json has a `block_length`.
+    """
 
     family = "native"
 
     def matches(self, config: dict[str, Any]) -> bool:
         """Whether config.json describes a bidirectional model with a mask token and needs no remote code."""
-        return config.get("is_causal") is False and "mask_token_id" in config and "auto_map" not in config
+        plain = "auto_map" not in config and config.get("stabledrl_family", self.family) == self.family
+        return plain and config.get("is_causal") is False and "mask_token_id" in config
 
     def load(self, path: str, *, dtype: torch.dtype, mask_token_id: int | None, block_size: int | None) -> Policy:
         """Loads model and tokenizer.
 
         Raises:
-            UserInputError: A block size is asked for, a special token is outside the vocabulary, or a file is unusable.
+            UserInputError: Another block size is asked for than the model's, a special token is outside the vocabulary,
+                or a file is unusable.
         """
-        if block_size is not None:
-            raise UserInputError(f"block_size {block_size} given, but {path!r} is a full-attention model; leave it out")
         config: Any = load_config(path)
+        own_block = getattr(config, "block_length", None)
+        if block_size not in (None, own_block):
+            known = "a full-attention model" if own_block is None else f"a model of block size {own_block}"
+            raise UserInputError(f"block_size {block_size} given, but {path!r} is {known}; leave it out")
+        if own_block is not None and (type(own_block) is not int or own_block < 1):
+            raise UserInputError(f"block_length {own_block!r} of {path!r} must be a whole number of at least 1")
         tokenizer = load_tokenizer(path)
         mask = config.mask_token_id if mask_token_id is None else mask_token_id
         end = tokenizer.eos_token_id
@@ -53,12 +62,12 @@ class Native(Backbone):
             num_candidates=min(len(tokenizer), config.vocab_size),
         )
         model = load_model(path, config, dtype)
-        return Policy(model, tokenizer, vocabulary, family=self.family, source=path)
+        return Policy(model, tokenizer, vocabulary, family=self.family, source=path, block_size=own_block)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewPolicy:
-    """A small character-level bidirectional Llama with random weights, for models made from scratch.
+    """A small character-level diffusion Llama with random weights, for models made from scratch.
 
     Attributes:
         characters: The characters the tokenizer knows; anything else is refused by it.
@@ -67,6 +76,7 @@ class NewPolicy:
         num_heads: Attention heads.
         intermediate_size: Width of the feed-forward layer.
         max_length: Longest sequence, in tokens.
+        block_size: Tokens per block of block-causal attention; None for bidirectional attention.
         initializer_range: Standard deviation of the initial weights.
         seed: Seed of the initial weights.
     """
@@ -77,6 +87,7 @@ class NewPolicy:
     num_heads: int = 4
     intermediate_size: int = 128
     max_length: int = 128
+    block_size: int | None = None
     initializer_range: float = 0.05
     seed: int = 0
 
@@ -94,6 +105,8 @@ class NewPolicy:
             "mask_token_id": tokenizer.mask_token_id,
             "attn_implementation": "sdpa",
         }
+        if self.block_size is not None:
+            extra["block_length"] = self.block_size
         config = LlamaConfig(
             vocab_size=len(tokenizer),
             hidden_size=self.hidden_size,
@@ -120,12 +133,14 @@ class NewPolicy:
             end_token_ids=(tokenizer.eos_token_id,),
             num_candidates=len(tokenizer),
         )
-        return Policy(model, tokenizer, vocabulary, family=Native.family, source=None)
+        return Policy(model, tokenizer, vocabulary, family=Native.family, source=None, block_size=self.block_size)
 
     def _check_shape(self) -> None:
         for name in ("hidden_size", "num_layers", "num_heads", "intermediate_size", "max_length"):
             if getattr(self, name) < 1:
                 raise UserInputError(f"{name} {getattr(self, name)} must be at least 1")
+        if self.block_size is not None and self.block_size < 1:
+            raise UserInputError(f"block_size {self.block_size} must be at least 1, or null for full attention")
         if self.hidden_size % (2 * self.num_heads):
             raise UserInputError(
                 f"hidden_size {self.hidden_size} must be a multiple of twice num_heads {self.num_heads}, "

@@ -18,7 +18,7 @@ class Policy(nn.Module):
 
     Args:
         model: The transformer.
-        tokenizer: Its tokenizer.
+        tokenizer: Its tokenizer; None where the weights came without one: all but text works.
         vocabulary: Special ids and sampling candidates.
         family: Name of the backbone family.
         source: Path or hub id the weights came from; None for a model made here.
@@ -32,7 +32,7 @@ class Policy(nn.Module):
     def __init__(
         self,
         model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: PreTrainedTokenizerBase | None,
         vocabulary: Vocabulary,
         *,
         family: str,
@@ -45,12 +45,23 @@ class Policy(nn.Module):
         if attention != "sdpa":
             raise UserInputError(f"attn_implementation {attention!r} of the model must be 'sdpa'")
         self.model = model
-        self.tokenizer = tokenizer
+        self._tokenizer = tokenizer
         self.vocabulary = vocabulary
         self.family = family
         self.source = source
         self.block_size = block_size
         self.shifted = shifted
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer.
+
+        Raises:
+            UserInputError: The model has none.
+        """
+        if self._tokenizer is None:
+            raise UserInputError(f"no tokenizer beside the weights of {self.source!r}: text needs its tokenizer.json")
+        return self._tokenizer
 
     @property
     def fingerprint(self) -> dict[str, Any]:
@@ -74,7 +85,8 @@ class Policy(nn.Module):
         """The text files (config, tokenizer) that make a model directory of bare weights, by name."""
         with tempfile.TemporaryDirectory() as directory:
             self.model.config.save_pretrained(directory)
-            self.tokenizer.save_pretrained(directory)
+            if self._tokenizer is not None:
+                self._tokenizer.save_pretrained(directory)
             return {file.name: file.read_text(encoding="utf-8") for file in sorted(Path(directory).iterdir())}
 
     def new_cache(self) -> DynamicCache:
@@ -105,6 +117,8 @@ class Policy(nn.Module):
                 if self.block_size is None
                 else block_causal_mask(attention_mask, position_ids, self.block_size)
             )
+        # sdpa would add the ones of a 0/1 float mask to the scores, without an error.
+        assert attention_mask is None or attention_mask.dtype == torch.bool, "a 4D attention mask must be boolean"
         output = self.model(
             input_ids=token_ids,
             attention_mask=attention_mask,

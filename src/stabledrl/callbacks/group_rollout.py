@@ -1,14 +1,16 @@
 """Decides when rollouts are made and which of their rows an update sees."""
 
+import math
 import os
-from typing import Any
+from typing import Any, get_args
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
 from stabledrl.advantages import Baseline
+from stabledrl.callbacks.alarm import alarm
+from stabledrl.callbacks.log_once import keep_for_monitors, log_once
 from stabledrl.errors import UserInputError
 from stabledrl.experience import Experience, ExperienceCollector, score
 from stabledrl.module import DiffusionPolicyModule
@@ -21,7 +23,8 @@ class GroupRollout(Callback):
 
     The data module yields each batch of prompts once per slot: `updates_per_rollout` times the trainer's
     `accumulate_grad_batches`. On the first slot the groups are sampled; every slot then finds its share of them in the
-    batch: `batch["rollouts"]` (`RolloutBatch`), `batch["update"]` and, on the first slot only, `batch["samples"]`.
+    batch: `batch["rollouts"]` (`RolloutBatch`), `batch["update"]`, `batch["step"]` (optimizer steps made so far) and,
+    on the first slot only, `batch["samples"]`. Logs `rollout/...` once a rollout, at its first step.
 
     Args:
         group_size: Completions per prompt, at least 2.
@@ -52,13 +55,19 @@ class GroupRollout(Callback):
         seed: int | None = None,
     ) -> None:
         if group_size < 2:
-            raise UserInputError(f"group_size {group_size} must be at least 2: a group of one has nothing to compare with")
-        if not temperature > 0:
-            raise UserInputError(f"temperature {temperature} must be above 0: greedy groups are all alike")
+            raise UserInputError(
+                f"group_size {group_size} must be at least 2: a group of one has nothing to compare with"
+            )
+        if not 0 < temperature < math.inf:
+            raise UserInputError(f"temperature {temperature} must be finite and above 0: greedy groups are all alike")
         if updates_per_rollout < 1:
             raise UserInputError(f"updates_per_rollout {updates_per_rollout} must be at least 1")
         if rows_per_forward is not None and rows_per_forward < 1:
             raise UserInputError(f"rows_per_forward {rows_per_forward} must be at least 1, or null for all")
+        if not 0 <= max_ungraded_share <= 1:
+            raise UserInputError(f"max_ungraded_share {max_ungraded_share} must lie between 0 and 1")
+        if baseline not in get_args(Baseline):
+            raise UserInputError(f"baseline {baseline!r} is not one of {', '.join(get_args(Baseline))}")
         self.group_size = group_size
         self.temperature = temperature
         self.updates_per_rollout = updates_per_rollout
@@ -71,6 +80,7 @@ class GroupRollout(Callback):
         self._rollouts: RolloutBatch | None = None
         self._metrics: dict[str, float] = {}
         self._normalizer: Tensor | None = None
+        self._told_identical = False
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -87,6 +97,10 @@ class GroupRollout(Callback):
             )
 
     @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        keep_for_monitors(trainer, self._metrics)
+
+    @override
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: dict[str, Any], batch_idx: int
     ) -> None:
@@ -94,9 +108,9 @@ class GroupRollout(Callback):
         parts, slot = trainer.accumulate_grad_batches, int(batch["slot"])
         if (slots := int(batch["slots"])) != self.updates_per_rollout * parts:
             raise UserInputError(
-                f"the data module hands each batch out {slots} times, but updates_per_rollout {self.updates_per_rollout} "
-                f"x accumulate_grad_batches {parts} needs {self.updates_per_rollout * parts}; set the data module's "
-                f"updates_per_rollout and micro_batches to these two"
+                f"the data module hands each batch out {slots} times, but updates_per_rollout "
+                f"{self.updates_per_rollout} x accumulate_grad_batches {parts} needs "
+                f"{self.updates_per_rollout * parts}; set its updates_per_rollout and micro_batches to these two"
             )
         update, part = divmod(slot, parts)
         with trainer.precision_plugin.forward_context():
@@ -105,13 +119,26 @@ class GroupRollout(Callback):
                 batch["samples"] = experience.samples
             rollouts = self._current(batch)
             if part == 0:
-                self._normalizer = self._log_normalizers(pl_module, rollouts, update, parts)
+                self._normalizer = self._log_normalizers(trainer, pl_module, rollouts, update, parts)
         size = len(rollouts) // parts
         batch["rollouts"] = rollouts.select(slice(part * size, (part + 1) * size))
         batch["update"] = update
+        batch["step"] = trainer.global_step
         batch["group_log_normalizer"] = self._normalizer
-        # Metrics are logged once a rollout, with the step its first update makes.
-        batch["metrics"] = self._metrics if slot == parts - 1 else {}
+        batch["metrics"] = self._metrics if slot == 0 else {}
+        if slot == 0:
+            self._log(trainer, pl_module)
+
+    def _log(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        log_once(trainer, self._metrics, trainer.global_step)
+        pl_module.log("reward", self._metrics["rollout/reward_mean"], prog_bar=True, logger=False, batch_size=1)
+        identical = self._metrics["rollout/identical_groups"]
+        if identical and not self._told_identical:
+            alarm(
+                f"step {trainer.global_step}: {identical:.0%} of the prompts got {self.group_size} times the same "
+                f"completion and teach nothing (told once, see rollout/identical_groups). Try a higher temperature"
+            )
+            self._told_identical = True
 
     def _collect(self, trainer: Trainer, pl_module: DiffusionPolicyModule, batch: dict[str, Any]) -> Experience:
         collector = ExperienceCollector(
@@ -145,16 +172,17 @@ class GroupRollout(Callback):
         return self._rollouts
 
     def _log_normalizers(
-        self, pl_module: DiffusionPolicyModule, rollouts: RolloutBatch, update: int, parts: int
+        self, trainer: Trainer, pl_module: DiffusionPolicyModule, rollouts: RolloutBatch, update: int, parts: int
     ) -> Tensor | None:
         """Where groups are split over micro-batches: one pass without gradient over all rows, on the update's masks."""
         objective = pl_module.objective
-        if (len(rollouts) // parts) % self.group_size == 0 or not isinstance(objective, GroupCoupledObjective):
+        group_size = len(rollouts) // rollouts.totals.groups
+        if (len(rollouts) // parts) % group_size == 0 or not isinstance(objective, GroupCoupledObjective):
             return None
         likelihood, sequences = pl_module.likelihood, rollouts.sequences
         current = score(
             likelihood,
-            pl_module,
+            trainer.model or pl_module,
             sequences,
             likelihood.corrupt(sequences, update=update),
             vocabulary=pl_module.vocabulary,
@@ -172,14 +200,18 @@ class GroupRollout(Callback):
             "rollout_index": self._rollout_index,
             "rollouts": None if self._rollouts is None else self._rollouts.to("cpu").state_dict(),
             "metrics": self._metrics,
+            "told_identical": self._told_identical,
         }
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if state_dict["seed"] != self.seed:
-            raise UserInputError(f"seed {self.seed} differs from the checkpoint's {state_dict['seed']}; resume with that")
+            raise UserInputError(
+                f"seed {self.seed} differs from the checkpoint's {state_dict['seed']}; resume with that"
+            )
         self.rollback_count = state_dict["rollback_count"]
         self._rollout_index = state_dict["rollout_index"]
         saved = state_dict["rollouts"]
         self._rollouts = None if saved is None else RolloutBatch.from_state_dict(saved)
         self._metrics = state_dict["metrics"]
+        self._told_identical = state_dict["told_identical"]

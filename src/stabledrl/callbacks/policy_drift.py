@@ -7,6 +7,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
+from stabledrl.callbacks.log_once import log_once
 from stabledrl.errors import UserInputError
 from stabledrl.module import DiffusionPolicyModule
 from stabledrl.objectives.kl import kl_penalty
@@ -58,7 +59,7 @@ class PolicyDriftMonitor(Callback):
         if int(batch["slot"]) + 1 < trainer.accumulate_grad_batches:
             return
         if self._seen % self.every_n_rollouts == 0:
-            pl_module.log("train/drift_kl", torch.cat(self._parts).mean(), batch_size=1)
+            log_once(trainer, {"train/drift_kl": torch.cat(self._parts).mean().item()}, batch["step"])
         self._seen += 1
         self._parts.clear()
 

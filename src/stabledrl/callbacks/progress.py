@@ -43,7 +43,9 @@ class StepProgressBar(TQDMProgressBar):
         self.train_progress_bar.set_postfix(self.get_metrics(trainer, pl_module))
 
     @override
-    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, int | str | float | dict[str, float]]:
+    def get_metrics(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> dict[str, int | str | float | dict[str, float]]:
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
         return metrics

@@ -1,5 +1,6 @@
 """Notices when the policy stops earning reward, and warns, stops or goes back."""
 
+import math
 from collections import deque
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from typing_extensions import override
 
 from stabledrl.callbacks.alarm import TrainingStoppedError, alarm
 from stabledrl.callbacks.group_rollout import GroupRollout
+from stabledrl.callbacks.log_once import log_once
 from stabledrl.errors import UserInputError
 
 Action = Literal["warn", "stop", "rollback"]
@@ -23,7 +25,9 @@ class RewardCollapseMonitor(Callback):
     - More than `max_identical_share` of the groups consist of one repeated completion, on average over the window.
 
     On `rollback` the weights and the optimizer return to the last healthy state, which this callback keeps as
-    `healthy.ckpt`; the step count, the learning-rate schedule and the data go on, and draws are made anew. Logs
+    `healthy.ckpt`; the step count, the learning-rate schedule and the data go on, and draws are made anew. Kept as
+    healthy is a state whose window is full, without symptom, and with a running mean that fell by less than half of
+    `max_drop`. The best running mean outlives a rollback, so that several small falls are not forgiven. Logs
     `train/reward_running_mean`, `train/collapse_alarms` and `train/rollbacks`.
 
     Args:
@@ -78,27 +82,29 @@ class RewardCollapseMonitor(Callback):
         self._identical: deque[float] = deque(maxlen=window)
         self._rollouts = 0
         self._alarmed = False
+        self._healthy: str | None = None
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: dict[str, Any], batch_idx: int
     ) -> None:
         if batch["metrics"]:
-            self._observe(batch["metrics"], pl_module)
+            self._observe(trainer, batch["metrics"], batch["step"])
         # A rollback between two updates of a rollout would train the old weights on the collapsed ones' samples.
         if int(batch["slot"]) + 1 == int(batch["slots"]):
-            self._act(trainer, pl_module)
+            self._act(trainer, batch["step"])
 
-    def _observe(self, metrics: dict[str, float], pl_module: LightningModule) -> None:
+    def _observe(self, trainer: Trainer, metrics: dict[str, float], step: int) -> None:
+        self._rollouts += 1
+        if math.isnan(metrics["rollout/reward_mean"]):
+            return  # no completion has a reward: it says nothing about the policy
         self._rewards.append(metrics["rollout/reward_mean"])
         self._flat.append(metrics["rollout/zero_variance_groups"])
         self._identical.append(metrics["rollout/identical_groups"])
-        self._rollouts += 1
         mean = sum(self._rewards) / len(self._rewards)
         if len(self._rewards) == self.window:
             self.best = mean if self.best is None else max(self.best, mean)
-        counts = {"train/collapse_alarms": float(self.alarms), "train/rollbacks": float(self.rollbacks)}
-        pl_module.log_dict({"train/reward_running_mean": mean, **counts}, batch_size=1)
+        log_once(trainer, {"train/reward_running_mean": mean}, step)
 
     def symptom(self) -> str | None:
         """What is wrong, in words; None while the run is healthy or too young to tell."""
@@ -113,17 +119,32 @@ class RewardCollapseMonitor(Callback):
             return f"{identical:.0%} of the groups repeat one completion"
         return None
 
-    def _act(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _act(self, trainer: Trainer, step: int) -> None:
         symptom = self.symptom()
         if symptom is None:
             self._alarmed = False
-            if self.action == "rollback" and self._rollouts % self.save_every_n_rollouts == 0:
-                trainer.save_checkpoint(self.healthy_path(trainer))
-            return
-        if self._alarmed and self.action == "warn":
-            return
-        self._alarmed = True
-        self.alarms += 1
+            if self.action == "rollback" and self._rollouts % self.save_every_n_rollouts == 0 and self._is_healthy():
+                self._keep(trainer)
+        elif not (self._alarmed and self.action == "warn"):
+            self._alarmed = True
+            self.alarms += 1
+            self._answer(trainer, symptom)
+        log_once(trainer, {"train/collapse_alarms": float(self.alarms), "train/rollbacks": float(self.rollbacks)}, step)
+
+    def _is_healthy(self) -> bool:
+        """Stricter than no symptom: a fall that has begun would be kept, and found again after going back to it."""
+        if len(self._rewards) < self.window or self.best is None:
+            return False
+        return self.best - sum(self._rewards) / self.window < self.max_drop / 2
+
+    def _keep(self, trainer: Trainer) -> None:
+        callback = trainer.checkpoint_callback
+        directory = getattr(callback, "dirpath", None) or trainer.default_root_dir
+        # Known before it is written, so that the state in the file names the file.
+        self._healthy = str((Path(directory) / "healthy.ckpt").absolute())
+        trainer.save_checkpoint(self._healthy)
+
+    def _answer(self, trainer: Trainer, symptom: str) -> None:
         advice = "Try a smaller learning rate, fewer updates_per_rollout, or the StableDRL objective"
         message = f"step {trainer.global_step}: reward collapse, {symptom}"
         if self.action == "warn":
@@ -131,18 +152,15 @@ class RewardCollapseMonitor(Callback):
         elif self.action == "stop" or self.rollbacks >= self.max_rollbacks:
             raise TrainingStoppedError(f"{message}; stopped after {self.rollbacks} rollbacks. {advice}")
         else:
-            self._roll_back(trainer, pl_module, message)
+            self._roll_back(trainer, message)
 
-    def healthy_path(self, trainer: Trainer) -> Path:
-        """Where the last healthy state is kept: beside the other checkpoints."""
-        callback = trainer.checkpoint_callback
-        directory = getattr(callback, "dirpath", None) or trainer.default_root_dir
-        return Path(directory) / "healthy.ckpt"
-
-    def _roll_back(self, trainer: Trainer, pl_module: LightningModule, message: str) -> None:
-        path = self.healthy_path(trainer)
-        if not path.exists():
+    def _roll_back(self, trainer: Trainer, message: str) -> None:
+        # From this run's state, not from what lies in the directory: a resumed run writes to another one.
+        path = self._healthy
+        if path is None:
             raise TrainingStoppedError(f"{message}, before a healthy state could be kept; stopped")
+        if not Path(path).exists():
+            raise TrainingStoppedError(f"{message}; the healthy state {path!r} is gone; stopped")
         rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in trainer.optimizers]
         checkpoint = trainer.strategy.load_checkpoint(path, weights_only=True)
         trainer.strategy.load_model_state_dict(checkpoint)
@@ -171,6 +189,7 @@ class RewardCollapseMonitor(Callback):
             "identical": list(self._identical),
             "rollouts": self._rollouts,
             "alarmed": self._alarmed,
+            "healthy": self._healthy,
         }
 
     @override
@@ -178,6 +197,7 @@ class RewardCollapseMonitor(Callback):
         self.alarms, self.rollbacks = state_dict["alarms"], state_dict["rollbacks"]
         self.best, self._rollouts = state_dict["best"], state_dict["rollouts"]
         self._alarmed = state_dict["alarmed"]
+        self._healthy = state_dict["healthy"]
         self._rewards = deque(state_dict["rewards"], maxlen=self.window)
         self._flat = deque(state_dict["flat"], maxlen=self.window)
         self._identical = deque(state_dict["identical"], maxlen=self.window)

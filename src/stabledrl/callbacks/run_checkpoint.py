@@ -1,6 +1,7 @@
 """Checkpoints at intervals and at the end, whatever ends the run."""
 
 import signal
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -67,7 +68,7 @@ class RunCheckpoint(ModelCheckpoint):
 class GracefulStop(Callback):
     """On SIGINT or SIGTERM, ends the run after the step under way, with a checkpoint and without a last evaluation.
 
-    A second signal ends the process at once. `signal_received` is the signal's number, None if none came.
+    A second signal acts as if nothing listened. `signal_received` is the signal's number, None if none came.
     """
 
     def __init__(self) -> None:
@@ -76,13 +77,18 @@ class GracefulStop(Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.signal_received = None
+        if threading.current_thread() is not threading.main_thread():
+            return  # only there may handlers be set
         for number in (signal.SIGINT, signal.SIGTERM):
             self._previous[number] = signal.getsignal(number)
             signal.signal(number, self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.signal_received = number
-        self._restore()
+        # Not the handlers before ours: Lightning's own would wait for the end of the step, too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         alarm(f"{signal.Signals(number).name}: ending after this step, with a checkpoint; again to end at once")
 
     def _restore(self) -> None:
@@ -95,10 +101,20 @@ class GracefulStop(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         # Every rank looks at the same moment, between two optimizer steps, where a checkpoint is a whole state.
-        stop = trainer.strategy.reduce_boolean_decision(self.signal_received is not None, all=False)
-        if stop and (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+        if stop_requested(trainer) and (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
             trainer.should_stop = True
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._restore()
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._restore()
+
+
+def stop_requested(trainer: Trainer) -> bool:
+    """Whether a signal reached the `GracefulStop` of any process; all processes must ask together."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    received = any(isinstance(own, GracefulStop) and own.signal_received is not None for own in callbacks)
+    return trainer.strategy.reduce_boolean_decision(received, all=False)

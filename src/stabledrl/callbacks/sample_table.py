@@ -14,6 +14,8 @@ from stabledrl.errors import UserInputError
 from stabledrl.types import Sample
 
 _COLUMNS = ("prompt", "completion", "answer", "correct", "reason", "reward", "advantage")
+# In one pass: escapes hold characters that are escaped themselves.
+_ESCAPES = {ord(character): f"&#{ord(character)};" for character in "\\`*_{}[]<>#|&~"}
 
 
 class SampleTable(Callback):
@@ -54,7 +56,7 @@ class SampleTable(Callback):
         self._seen += 1
         if (self._seen - 1) % self.every_n_rollouts or not trainer.is_global_zero or trainer.log_dir is None:
             return
-        step = trainer.global_step
+        step = batch["step"]
         write_samples(Path(trainer.log_dir) / "samples.jsonl", samples, step=step)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
@@ -93,7 +95,5 @@ def markdown_table(samples: Sequence[Sample]) -> str:
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
-    text = "" if value is None else str(value)
-    for character in "\\`*_{}[]<>#|":
-        text = text.replace(character, f"&#{ord(character)};")
-    return text.replace("\n", "<br>")
+    lines = "" if value is None else str(value).translate(_ESCAPES)
+    return "<br>".join(lines.splitlines())

@@ -17,7 +17,8 @@ class SampleWriter(Callback):
 
     def _write(self, trainer: Trainer, outputs: Any) -> None:
         path = self._path(trainer)
-        if path is not None:
+        # Every process evaluates all prompts.
+        if path is not None and trainer.is_global_zero:
             write_samples(path, outputs["samples"])
 
     def _path(self, trainer: Trainer) -> Path | None:
@@ -27,19 +28,37 @@ class SampleWriter(Callback):
 
     @override
     def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         self._write(trainer, outputs)
 
     @override
     def on_test_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         self._write(trainer, outputs)
 
     @override
     def on_predict_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         self._write(trainer, outputs)
 

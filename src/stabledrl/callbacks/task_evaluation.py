@@ -7,15 +7,18 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
+from stabledrl.callbacks.log_once import keep_for_monitors, log_once
+from stabledrl.callbacks.run_checkpoint import stop_requested
 from stabledrl.errors import UserInputError
 from stabledrl.evaluation import TaskScores
 from stabledrl.module import DiffusionPolicyModule
 
 
 class TaskEvaluation(Callback):
-    """Logs greedy accuracy on held-out prompts as `val/<task>/accuracy`: before the first step, at intervals, at the end.
+    """Logs greedy accuracy on held-out prompts as `val/<task>/accuracy`: at the start, at intervals and at the end.
 
-    Lightning's own validation loop counts batches, not optimizer steps, and does not log its first pass.
+    A run that a signal ends (`GracefulStop`) is not evaluated any more. Lightning's own validation loop counts batches,
+    not optimizer steps, and does not log its first pass.
 
     Args:
         every_n_steps: Optimizer steps between evaluations; None evaluates at the start and the end only.
@@ -38,15 +41,22 @@ class TaskEvaluation(Callback):
         self.first: dict[str, float] = {}
         self.last: dict[str, float] = {}
         self._last_step = -1
+        self._limit_val_batches: int | float | None = None
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
             # This callback evaluates in the place of Lightning's own loop.
-            trainer.limit_val_batches = 0
+            self._limit_val_batches, trainer.limit_val_batches = trainer.limit_val_batches, 0
+
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and self._limit_val_batches is not None:
+            trainer.limit_val_batches = self._limit_val_batches
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        keep_for_monitors(trainer, self.last)
         if self.at_start and trainer.global_step == 0:
             self.first = self._evaluate(trainer, pl_module)
 
@@ -56,12 +66,15 @@ class TaskEvaluation(Callback):
     ) -> None:
         step = trainer.global_step
         # The last step is left to on_train_end; micro-batches share a step.
-        if self.every_n_steps and step % self.every_n_steps == 0 and self._last_step < step != trainer.max_steps:
+        due = self.every_n_steps and step % self.every_n_steps == 0 and self._last_step < step != trainer.max_steps
+        if due and not stop_requested(trainer):
             self._evaluate(trainer, pl_module)
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._last_step < trainer.global_step and not trainer.received_sigterm:
+        if stop_requested(trainer):
+            return
+        if self._last_step < trainer.global_step:
             self._evaluate(trainer, pl_module)
         for name, value in self.last.items():
             before = f" (before training {self.first[name]:.3f})" if name in self.first else ""
@@ -76,9 +89,7 @@ class TaskEvaluation(Callback):
                 scores.update(pl_module.evaluate_batch(trainer.strategy.batch_to_device(batch)))
         self.last = scores.compute("val")
         self._last_step = trainer.global_step
-        for logger in trainer.loggers:
-            logger.log_metrics(self.last, step=trainer.global_step)
-        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in self.last.items()})
+        log_once(trainer, self.last, trainer.global_step)
         return self.last
 
     @override

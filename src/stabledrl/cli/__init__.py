@@ -1,6 +1,8 @@
 """The command line: `stabledrl fit | validate | test | predict | generate | export`."""
 
+import difflib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -17,6 +19,7 @@ _HELP = """usage: stabledrl COMMAND [options]      (stabledrl COMMAND --help for
 
 example: stabledrl fit -c configs/quickstart.yaml"""
 _TRAINER_COMMANDS = ("fit", "validate", "test", "predict")
+_COMMANDS = (*_TRAINER_COMMANDS, "generate", "export")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,6 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserInputError as error:
         print(f"stabledrl {command}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"stabledrl {command}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 def _run(command: str, options: list[str]) -> int:
@@ -63,4 +69,6 @@ def _run(command: str, options: list[str]) -> int:
         from stabledrl.cli.training import run_training
 
         return run_training(command, options)
-    raise UserInputError(f"no command {command!r}; commands: {', '.join(_TRAINER_COMMANDS)}, generate, export")
+    close = difflib.get_close_matches(command, _COMMANDS, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise UserInputError(f"no command {command!r}{hint}; commands: {', '.join(_COMMANDS)}".replace("?;", "?"))

@@ -1,6 +1,7 @@
 """`stabledrl export`: from a training checkpoint to a Hugging Face model directory."""
 
 from stabledrl.cli.parsing import call
+from stabledrl.errors import UserInputError
 from stabledrl.export import export_checkpoint
 
 
@@ -12,7 +13,11 @@ def export(checkpoint: str, output: str, overwrite: bool = False) -> None:
         output: Directory to make; appears complete or not at all.
         overwrite: Replace an existing directory.
     """
-    print(f"exported to {export_checkpoint(checkpoint, output, overwrite=overwrite)}")
+    try:
+        directory = export_checkpoint(checkpoint, output, overwrite=overwrite)
+    except OSError as error:
+        raise UserInputError(f"cannot write the output {output!r}: {error}") from error
+    print(f"exported to {directory}")
 
 
 def run_export(options: list[str]) -> int:

@@ -1,5 +1,6 @@
 """`stabledrl generate`: a prompt in, text out."""
 
+import math
 from typing import Literal
 
 import torch
@@ -15,6 +16,7 @@ from stabledrl.samplers import SemiAutoregressiveSampler
 def generate(
     model: str,
     prompt: str,
+    *,
     completion_length: int = 128,
     block_size: int | None = None,
     denoising_steps: int | None = None,
@@ -40,12 +42,17 @@ def generate(
     """
     if samples < 1:
         raise UserInputError(f"samples {samples} must be at least 1")
+    if not 0 <= temperature < math.inf:
+        raise UserInputError(f"temperature {temperature} must be 0 (greedy) or a positive finite number")
+    if not prompt:
+        raise UserInputError("the prompt is empty; expected text")
     sampler = SemiAutoregressiveSampler(
         completion_length=completion_length,
-        block_size=block_size or min(32, completion_length),
-        denoising_steps=denoising_steps or completion_length,
+        block_size=min(32, completion_length) if block_size is None else block_size,
+        denoising_steps=completion_length if denoising_steps is None else denoising_steps,
         remasking=remasking,
     )
+    _check_device(device)
     policy = load_any_policy(model).to(device)
     ids = encode_text(policy.tokenizer, prompt)
     prompt_ids = torch.tensor([ids] * samples, device=device)
@@ -60,6 +67,14 @@ def generate(
     )
     for row, mask in zip(completions.token_ids, completions.completion_mask):
         print(policy.tokenizer.decode(row[mask].tolist(), skip_special_tokens=True))
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserInputError(f"device {device!r} cannot be used: {reason}; cpu always can") from error
 
 
 def run_generate(options: list[str]) -> int:

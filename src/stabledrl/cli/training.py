@@ -2,17 +2,22 @@
 
 import importlib
 import pkgutil
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from typing_extensions import override
 
 import stabledrl
+from stabledrl.backbones.loading import find_backbone
 from stabledrl.callbacks import (
     GracefulStop,
     GradientSpikeMonitor,
@@ -25,8 +30,10 @@ from stabledrl.callbacks import (
     TaskEvaluation,
     TrainingStoppedError,
 )
-from stabledrl.checkpoints import find_last_checkpoint
-from stabledrl.cli.parsing import OneLineTrainerParser
+from stabledrl.checkpoints import find_last_checkpoint, read_checkpoint
+from stabledrl.cli.console import quiet_console
+from stabledrl.cli.parsing import OneLineTrainerParser, check_config_file, config_files, find_user_error
+from stabledrl.cli.summary import RunSummary
 from stabledrl.errors import UserInputError
 from stabledrl.module import DiffusionPolicyModule
 
@@ -46,14 +53,25 @@ class TrainingCLI(LightningCLI):
 
     @override
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument("--run_name", type=str, default="run", help="Names the folders below logs/ and checkpoints/.")
         parser.add_argument(
-            "--num_threads", type=int | None, default=None, help="Threads of CPU operations; null leaves torch's choice."
+            "--run_name", type=str, default="run", help="Names the folders below logs/ and checkpoints/."
+        )
+        parser.add_argument(
+            "--num_threads",
+            type=int | None,
+            default=None,
+            help="Threads of CPU operations; null leaves torch's choice.",
         )
         for name, callback in _SECTIONS.items():
             parser.add_lightning_class_args(callback, name)
         parser.link_arguments("rollout.updates_per_rollout", "data.init_args.updates_per_rollout")
         parser.link_arguments("trainer.accumulate_grad_batches", "data.init_args.micro_batches")
+
+    @override
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        for path in config_files(args):
+            check_config_file(path, self._parser(args[0]))
+        super().parse_arguments(parser, args)
 
     @override
     def _parse_ckpt_path(self) -> None:
@@ -66,18 +84,19 @@ class TrainingCLI(LightningCLI):
             if config.num_threads < 1:
                 raise UserInputError(f"num_threads {config.num_threads} must be at least 1")
             torch.set_num_threads(config.num_threads)
-        root = Path(config.trainer.default_root_dir or ".")
-        checkpoints = root / "checkpoints" / config.run_name
-        config.ckpt_path = self._checkpoint(config.ckpt_path, checkpoints)
-        name = config.run_name if self.subcommand == "fit" else f"{config.run_name}/{self.subcommand}"
-        version = _next_version(root / "logs" / name)
-        if config.trainer.logger in (None, True):
-            config.trainer.logger = {
-                "class_path": "lightning.pytorch.loggers.TensorBoardLogger",
-                "init_args": {"save_dir": str(root / "logs"), "name": name, "version": version},
-            }
-        if config.checkpoint.dirpath is None:
-            config.checkpoint.dirpath = str(checkpoints / f"version_{version}")
+        if config.run_name in ("", ".", "..") or set(config.run_name) & set("/\\"):
+            raise UserInputError(f"run_name {config.run_name!r} must be a plain folder name")
+        if self._root().exists() and not self._root().is_dir():
+            raise UserInputError(f"trainer.default_root_dir {str(self._root())!r} is no directory")
+        config.ckpt_path = self._checkpoint(config.ckpt_path, self._root() / "checkpoints" / config.run_name)
+        if self.subcommand == "predict":
+            config.return_predictions = False  # They are written to disk; nobody takes what a command returns.
+        policy = config.model.get("init_args", {}).get("policy") if config.model else None
+        if isinstance(policy, str):
+            find_backbone(policy)
+
+    def _root(self) -> Path:
+        return Path(self.config[self.subcommand].trainer.default_root_dir or ".")
 
     def _checkpoint(self, path: str | None, directory: Path) -> str | None:
         """`last` and, outside of training, nothing stand for the newest checkpoint; `initial` for none."""
@@ -90,11 +109,20 @@ class TrainingCLI(LightningCLI):
                     f"no last.ckpt below {str(directory)!r}; name one with --ckpt_path, or --ckpt_path initial for the "
                     f"model that training starts from"
                 )
-            print(f"checkpoint: {found}")
-            return str(found)
-        if not Path(str(path)).is_file():
+            path = str(found)
+        elif not Path(str(path)).is_file():
             raise UserInputError(f"no checkpoint at {path!r}; expected a .ckpt file, last or initial")
+        read_checkpoint(str(path))
+        print(f"checkpoint: {path}")
         return path
+
+    @override
+    def instantiate_classes(self) -> None:
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            # An error in the constructor of a nested class comes wrapped in a report of everything that was tried.
+            raise find_user_error(error) or error from error
 
     @override
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
@@ -102,10 +130,27 @@ class TrainingCLI(LightningCLI):
             callbacks = [callback for callback in callbacks if not getattr(callback, "requires_rollouts", False)]
         if config.get("enable_checkpointing") is False or config.get("fast_dev_run"):
             callbacks = [callback for callback in callbacks if not isinstance(callback, RunCheckpoint)]
-        callbacks += [GracefulStop(), SampleWriter()]
+        self._place_outputs(config, callbacks)
+        callbacks += [RunSummary(), GracefulStop(), SampleWriter()]
         if config.get("enable_progress_bar") is not False:
             callbacks.append(StepProgressBar())
-        return super()._instantiate_trainer(config, callbacks)
+        try:
+            return super()._instantiate_trainer(config, callbacks)
+        except (ValueError, TypeError, MisconfigurationException) as error:
+            # The trainer's arguments are all the user's.
+            raise UserInputError(f"trainer: {error}") from error
+
+    def _place_outputs(self, config: dict[str, Any], callbacks: list[Callback]) -> None:
+        """Numbers the run. Left out of the saved configuration, so that a run repeated from it gets its own number."""
+        run_name = self.config[self.subcommand].run_name
+        name = run_name if self.subcommand == "fit" else f"{run_name}/{self.subcommand}"
+        logs, checkpoints = self._root() / "logs" / name, self._root() / "checkpoints" / run_name
+        version = _next_version(logs, checkpoints) if self.subcommand == "fit" else _next_version(logs)
+        if config.get("logger") in (None, True):
+            config["logger"] = TensorBoardLogger(save_dir=str(self._root() / "logs"), name=name, version=version)
+        for callback in callbacks:
+            if isinstance(callback, RunCheckpoint) and callback.dirpath is None:
+                callback.dirpath = str((checkpoints / f"version_{version}").absolute())
 
     def after_fit(self) -> None:
         """Says where things are."""
@@ -129,27 +174,43 @@ def run_training(command: str, options: list[str]) -> int:
     """
     _import_extension_points()
     # Lightning warns of `args` beside the process's own arguments, which are the same here.
-    sys.argv = ["stabledrl"]
+    arguments, sys.argv = sys.argv, ["stabledrl"]
     try:
-        cli = TrainingCLI(
-            LightningModule,
-            LightningDataModule,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            auto_configure_optimizers=False,
-            seed_everything_default=0,
-            save_config_kwargs={"overwrite": True},
-            parser_class=OneLineTrainerParser,
-            load_from_checkpoint_support=False,
-            args=[command, *options],
-        )
+        with quiet_console():
+            cli = _train(command, options)
     except TrainingStoppedError as stop:
         print(f"stabledrl {command}: stopped: {stop}", file=sys.stderr)
         return 3
+    except MisconfigurationException as error:
+        raise UserInputError(str(error)) from error
+    except SystemExit as end:
+        # Lightning ends an interrupted trainer with exit code 1 or none.
+        if isinstance(end.__context__, KeyboardInterrupt):
+            return 128 + signal.SIGINT
+        if isinstance(end, SIGTERMException):
+            return 128 + signal.SIGTERM
+        raise
+    finally:
+        sys.argv = arguments
     for callback in cli.trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, GracefulStop) and callback.signal_received is not None:
             return 128 + callback.signal_received
     return 0
+
+
+def _train(command: str, options: list[str]) -> TrainingCLI:
+    return TrainingCLI(
+        LightningModule,
+        LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        auto_configure_optimizers=False,
+        seed_everything_default=0,
+        save_config_kwargs={"overwrite": True},
+        parser_class=OneLineTrainerParser,
+        load_from_checkpoint_support=False,
+        args=[command, *options],
+    )
 
 
 def _import_extension_points() -> None:
@@ -162,6 +223,10 @@ def _import_extension_points() -> None:
         importlib.import_module(f"{stabledrl.__name__}.{name}")
 
 
-def _next_version(directory: Path) -> int:
-    taken = [int(path.name[8:]) for path in directory.glob("version_*") if path.name[8:].isdigit()]
-    return max(taken, default=-1) + 1
+def _next_version(*directories: Path) -> int:
+    """One more than the highest number in any of the directories."""
+
+    def taken(directory: Path) -> Iterator[int]:
+        return (int(path.name[8:]) for path in directory.glob("version_*") if path.name[8:].isdigit())
+
+    return max((number for directory in directories for number in taken(directory)), default=-1) + 1

@@ -48,6 +48,7 @@ class Countdown(Task):
         count: int = 3,
         max_number: int = 9,
         operators: str = "+-",
+        *,
         train_size: int = 4000,
         evaluation_size: int = 128,
         prompt_style: PromptStyle = "compact",
@@ -74,7 +75,7 @@ class Countdown(Task):
 
     @override
     def rows(self, split: Split) -> Sequence[Mapping[str, Any]]:
-        return [self._row(*puzzle) for puzzle in make_puzzles(split, self.sizes[split], *self.shape, self.seed)]
+        return [self._row(*puzzle) for puzzle in make_puzzles(split, self.sizes[split], *self.shape, seed=self.seed)]
 
     def _row(self, numbers: tuple[int, ...], target: int, solution: str) -> dict[str, Any]:
         if self.prompt_style == "compact":
@@ -87,7 +88,7 @@ class Countdown(Task):
 
 @functools.lru_cache(maxsize=8)
 def make_puzzles(
-    split: Split, size: int, count: int, max_number: int, operators: str, seed: int
+    split: Split, size: int, count: int, max_number: int, operators: str, *, seed: int
 ) -> tuple[tuple[tuple[int, ...], int, str], ...]:
     """Makes puzzles from random expressions without parentheses whose value is a whole number above 0.
 

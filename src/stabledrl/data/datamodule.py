@@ -32,6 +32,7 @@ class PromptDataModule(LightningDataModule):
         self,
         tasks: list[Task],
         prompts_per_rollout: int = 8,
+        *,
         updates_per_rollout: int = 2,
         micro_batches: int = 1,
         evaluation_batch_size: int = 64,

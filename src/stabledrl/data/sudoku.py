@@ -47,6 +47,7 @@ class Sudoku(Task):
         self,
         train_size: int = 4000,
         evaluation_size: int = 128,
+        *,
         min_empty: int = 6,
         max_empty: int = 9,
         prompt_style: PromptStyle = "compact",

@@ -5,6 +5,39 @@ They are 4D boolean masks (True = attend), the form that transformers' sdpa atte
 
 from torch import Tensor
 
+from stabledrl.errors import UserInputError
+from stabledrl.protocols import LikelihoodEstimator, Sampler
+
+
+def check_attention(block_size: int | None, *parts: Sampler | LikelihoodEstimator) -> None:
+    """Refuses samplers and estimators that are made for another attention than the policy's.
+
+    Args:
+        block_size: Of a block-causal policy; None for full attention.
+        parts: What works on the policy.
+
+    Raises:
+        UserInputError: Names the part, both attentions, and what fits.
+    """
+    for part in parts:
+        if part.attention_block_size == block_size:
+            continue
+        name, own = type(part).__name__, part.attention_block_size
+        if block_size is None:
+            raise UserInputError(
+                f"{name} has block_size {own}, but the policy attends to everything, not in blocks; "
+                f"use SemiAutoregressiveSampler and MonteCarloElbo"
+            )
+        if own is None:
+            raise UserInputError(
+                f"{name} is made for full attention, but the policy attends in blocks of {block_size} tokens; "
+                f"use BlockDiffusionSampler and StaircaseElbo with block_size {block_size}"
+            )
+        raise UserInputError(
+            f"{name} has block_size {own}, but the policy attends in blocks of {block_size} tokens; "
+            f"use block_size {block_size}"
+        )
+
 
 def bidirectional_mask(attention_mask: Tensor) -> Tensor:
     """Lets every query attend every real token.

@@ -1,7 +1,7 @@
 """Laws that draw which completion tokens a model has to predict. Pure functions of the rows' keys.
 
-A draw masks k of a row's L scored tokens; its weight L / k makes the sum of the masked log-probabilities an estimate of
-the whole completion's. Shape legend as in `stabledrl.types`.
+A draw masks k of a row's L scored tokens; the weight L / k of each makes the weighted sum of the masked
+log-probabilities an estimate of the whole completion's. Shape legend as in `stabledrl.types`.
 """
 
 import torch
@@ -101,6 +101,42 @@ def block_random(sequences: Sequences, draws: int, step: int, block_size: int) -
     return _with_weights(sequences, masked, _prompt_context(sequences, draws, step))
 
 
+def block_stratified(sequences: Sequences, draws: int, step: int, block_size: int) -> Corruption:
+    """Every block on its own (arXiv 2503.09573): k ~ U{1..n} of its n scored tokens, each with weight n / k.
+
+    Unbiased for the block-diffusion ELBO. Blocks count from the row's first real token; prompt tokens that share the
+    first response block stay clean. The counts come from one cyclic sequence of strata over draws and blocks:
+    k = 1 + floor(((u + j / K + b / (K blocks)) mod 1) n) for draw j and block b.
+
+    Args:
+        sequences: N rows.
+        draws: K.
+        step: Counter that sets apart repeated uses of the same rows.
+        block_size: Tokens per block.
+
+    Returns:
+        The corruption.
+    """
+    width, lengths = sequences.completion_mask.shape[1], sequences.lengths[:, None]
+    tail = sequences.attention_mask[:, : sequences.prompt_length].sum(dim=1, keepdim=True) % block_size
+    block = (torch.arange(width, device=tail.device) + tail) // block_size
+    start = (block * block_size - tail).clamp_min(0)
+    size = torch.minimum((block + 1) * block_size - tail, lengths) - start
+    u = uniforms(sequences.row_keys, Purpose.MASK_COUNT, step, 1)[:, :, None]
+    blocks = (lengths + tail + block_size - 1) // block_size
+    draw = torch.arange(draws, dtype=u.dtype, device=u.device)[None, :, None]
+    stratum = (u + draw / draws + (block / (draws * blocks).to(u.dtype))[:, None]) % 1
+    count = 1 + (stratum * size[:, None]).long()
+    # Ranked within blocks, because the block's number outweighs the noise.
+    noise = _per_draw(sequences, Purpose.MASK_RANK, draws, step, width) + block[:, None]
+    noise = noise.masked_fill(~sequences.completion_mask[:, None], torch.inf)
+    rank = noise.argsort(dim=2).argsort(dim=2) - start[:, None]
+    masked = (rank < count) & sequences.completion_mask[:, None]
+    weight = torch.where(masked, size[:, None].float() / count.float(), 0.0)
+    prompt = masked.new_zeros(*masked.shape[:2], sequences.prompt_length)
+    return Corruption(masked=torch.cat([prompt, masked], dim=2), weight=weight)
+
+
 def _prompt_context(sequences: Sequences, draws: int, step: int) -> Tensor:
     """(N, K, P) bool, the masked share of the prompt; keyed from its end, so that padding changes nothing."""
     length = sequences.prompt_length
@@ -128,5 +164,6 @@ def _from_counts(sequences: Sequences, count: Tensor, ranks: Tensor) -> Corrupti
 def _with_weights(sequences: Sequences, masked: Tensor, prompt: Tensor | None = None) -> Corruption:
     if prompt is None:
         prompt = masked.new_zeros(*masked.shape[:2], sequences.prompt_length)
-    weight = sequences.lengths[:, None].float() / masked.sum(dim=2).float()
+    factor = sequences.lengths[:, None].float() / masked.sum(dim=2).float()
+    weight = torch.where(masked, factor[:, :, None], 0.0)
     return Corruption(masked=torch.cat([prompt, masked], dim=2), weight=weight)

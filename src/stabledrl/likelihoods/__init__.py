@@ -2,5 +2,6 @@
 
 from stabledrl.likelihoods.elbo import MonteCarloElbo, elbo
 from stabledrl.likelihoods.eubo import eubo
+from stabledrl.likelihoods.staircase import StaircaseElbo
 
-__all__ = ["MonteCarloElbo", "elbo", "eubo"]
+__all__ = ["MonteCarloElbo", "StaircaseElbo", "elbo", "eubo"]

@@ -23,7 +23,7 @@ def elbo(token_log_probs: Tensor, scored: Tensor, weight: Tensor, lengths: Tenso
     Args:
         token_log_probs: (N, K, C) float32, 0 where not scored.
         scored: (N, K, C) bool.
-        weight: (N, K) float32, L / k.
+        weight: (N, K, C) float32, L / k at each of a draw's k scored tokens.
         lengths: (N,) int64, scored tokens L.
         reduction: `sum` estimates log p; `length_normalized` divides it by L: the mean over draws of the mean
             log-probability of a masked token.
@@ -31,8 +31,47 @@ def elbo(token_log_probs: Tensor, scored: Tensor, weight: Tensor, lengths: Tenso
     Returns:
         (N,) float32.
     """
-    total = (torch.where(scored, token_log_probs, 0.0).sum(dim=2) * weight).mean(dim=1)
+    total = torch.where(scored, token_log_probs * weight, 0.0).sum(dim=2).mean(dim=1)
     return total / lengths if reduction == "length_normalized" else total
+
+
+def estimate_from_logits(
+    logits: Tensor,
+    scored: Tensor,
+    sequences: Sequences,
+    corruption: Corruption,
+    *,
+    reduction: Reduction,
+    eubo_beta: float | None,
+    keep_logits: bool,
+) -> LikelihoodEstimate:
+    """Makes the estimate from the logits of the scored tokens.
+
+    Args:
+        logits: (M, V) at the scored positions in row-major order, any precision.
+        scored: (N, K, C) bool.
+        sequences: N rows.
+        corruption: Their corruptions.
+        reduction: `length_normalized` or `sum`.
+        eubo_beta: Exponent of the EUBO; None leaves it out.
+        keep_logits: Hand out the logits.
+
+    Returns:
+        The estimate, in float32.
+    """
+    logits, lengths, weight = logits.float(), sequences.lengths, corruption.weight
+    targets = sequences.completion_ids[:, None].expand_as(scored)[scored]
+    chosen = logits.log_softmax(dim=-1).gather(1, targets[:, None])[:, 0]
+    token_log_probs = chosen.new_zeros(scored.shape).masked_scatter(scored, chosen)
+    return LikelihoodEstimate(
+        elbo=elbo(token_log_probs, scored, weight, lengths, reduction),
+        token_log_probs=token_log_probs,
+        scored=scored,
+        eubo=None
+        if eubo_beta is None
+        else eubo(token_log_probs, scored, weight, lengths, beta=eubo_beta, reduction=reduction),
+        logits=logits if keep_logits else None,
+    )
 
 
 @dataclass(kw_only=True)
@@ -107,8 +146,7 @@ class MonteCarloElbo(LikelihoodEstimator):
     def __call__(
         self, forward: Denoiser, sequences: Sequences, corruption: Corruption, *, vocabulary: Vocabulary
     ) -> LikelihoodEstimate:
-        prompt_length, lengths = sequences.prompt_length, sequences.lengths
-        draws = corruption.masked.shape[1]
+        prompt_length, draws = sequences.prompt_length, corruption.masked.shape[1]
         corrupted = sequences.token_ids[:, None].masked_fill(corruption.masked, vocabulary.mask_token_id)
         scored = corruption.masked[:, :, prompt_length:] & sequences.completion_mask[:, None]
         keep = torch.cat([torch.zeros_like(corruption.masked[:, :, :prompt_length]), scored], dim=2)
@@ -116,16 +154,13 @@ class MonteCarloElbo(LikelihoodEstimator):
             corrupted.flatten(0, 1),
             sequences.attention_mask.repeat_interleave(draws, dim=0),
             keep=keep.flatten(0, 1),
-        ).float()
-        targets = sequences.completion_ids[:, None].expand_as(scored)[scored]
-        chosen = logits.log_softmax(dim=-1).gather(1, targets[:, None])[:, 0]
-        token_log_probs = chosen.new_zeros(scored.shape).masked_scatter(scored, chosen)
-        return LikelihoodEstimate(
-            elbo=elbo(token_log_probs, scored, corruption.weight, lengths, self.reduction),
-            token_log_probs=token_log_probs,
-            scored=scored,
-            eubo=None
-            if self.eubo_beta is None
-            else eubo(token_log_probs, scored, lengths, self.eubo_beta, self.reduction),
-            logits=logits if self.keep_logits else None,
+        )
+        return estimate_from_logits(
+            logits,
+            scored,
+            sequences,
+            corruption,
+            reduction=self.reduction,
+            eubo_beta=self.eubo_beta,
+            keep_logits=self.keep_logits,
         )

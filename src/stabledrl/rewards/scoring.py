@@ -39,6 +39,7 @@ def score_completions(
     prompts: Sequence[Any],
     completions: Sequence[str],
     rows: Sequence[Mapping[str, Any]],
+    *,
     completion_ids: Sequence[list[int]] | None = None,
 ) -> ScoredCompletions:
     """Scores completions with every reward; each sees the batch once.

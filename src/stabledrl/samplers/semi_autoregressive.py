@@ -1,8 +1,6 @@
 """Decoding for full-attention masked diffusion models: block after block, several denoising steps per block."""
 
-import math
 from dataclasses import dataclass
-from functools import reduce
 from typing import Literal, get_args
 
 import torch
@@ -12,6 +10,7 @@ from stabledrl.errors import UserInputError
 from stabledrl.protocols import Denoiser, Need, Sampler
 from stabledrl.randomness import Purpose, uniforms
 from stabledrl.samplers.categorical import mask_candidates, sample_tokens
+from stabledrl.samplers.completion import check_finite, check_sizes, check_temperature, is_end, until_first_end
 from stabledrl.samplers.remasking import transfer, transfer_schedule
 from stabledrl.types import Completions, Vocabulary
 
@@ -63,7 +62,7 @@ class SemiAutoregressiveSampler(Sampler):
         denoising_steps: int = 128,
         remasking: Remasking = "low_confidence",
     ) -> None:
-        _check_sizes(completion_length, block_size, denoising_steps)
+        check_sizes(completion_length, block_size, denoising_steps)
         if remasking not in get_args(Remasking):
             raise UserInputError(f"remasking {remasking!r} is unknown; use one of {', '.join(get_args(Remasking))}")
         self.completion_length = completion_length
@@ -88,8 +87,7 @@ class SemiAutoregressiveSampler(Sampler):
             UserInputError: The temperature is negative or not finite.
             FloatingPointError: The policy returned logits that are not finite.
         """
-        if not 0 <= temperature < math.inf:
-            raise UserInputError(f"temperature {temperature} is not valid; use 0 (greedy) or a positive finite number")
+        check_temperature(temperature)
         policy = _Policy(forward=forward, vocabulary=vocabulary, temperature=temperature)
         token_ids = prompt_ids.new_full((len(prompt_ids), self.completion_length), vocabulary.mask_token_id)
         step_map = torch.full_like(token_ids, -1)
@@ -106,9 +104,9 @@ class SemiAutoregressiveSampler(Sampler):
                 target.index_copy_(0, rows, part)
             if block.stop < self.completion_length:
                 # The block's only wait for the device: how many rows go on.
-                rows = rows[(~_is_end(decoded[0], vocabulary).any(dim=1)).nonzero().squeeze(1)]
-        _check_finite(broken)
-        return _until_first_end(token_ids, step_map, vocabulary)
+                rows = rows[(~is_end(decoded[0], vocabulary).any(dim=1)).nonzero().squeeze(1)]
+        check_finite(broken)
+        return until_first_end(token_ids, step_map, vocabulary)
 
     def _decode_block(
         self, policy: _Policy, token_ids: Tensor, attention_mask: Tensor, row_keys: Tensor, start: int
@@ -140,56 +138,3 @@ class SemiAutoregressiveSampler(Sampler):
             undecided_first = decided.byte().argsort(dim=1, stable=True)
             keep = keep.gather(1, undecided_first[:, : keep.shape[1] - count])
         return token_ids[:, block], step_map[:, block], broken
-
-
-def _check_sizes(completion_length: int, block_size: int, denoising_steps: int) -> None:
-    for name, value in (
-        ("completion_length", completion_length),
-        ("block_size", block_size),
-        ("denoising_steps", denoising_steps),
-    ):
-        if not isinstance(value, int) or value < 1:
-            raise UserInputError(f"{name} {value!r} is not valid; use a positive whole number")
-    blocks, rest = divmod(completion_length, block_size)
-    if rest:
-        valid = _multiples_near(completion_length, block_size)
-        raise UserInputError(
-            f"completion_length {completion_length} is not a multiple of block_size {block_size}; use {valid}"
-        )
-    if denoising_steps > completion_length:
-        raise UserInputError(
-            f"denoising_steps {denoising_steps} is more than one step per token; use a multiple of the {blocks} blocks "
-            f"up to completion_length {completion_length}"
-        )
-    if denoising_steps % blocks:
-        raise UserInputError(
-            f"denoising_steps {denoising_steps} is not a multiple of the {blocks} blocks (completion_length "
-            f"{completion_length} / block_size {block_size}); use {_multiples_near(denoising_steps, blocks)}"
-        )
-
-
-def _multiples_near(value: int, unit: int) -> str:
-    below = value // unit * unit
-    return f"{below} or {below + unit}" if below else f"{unit}"
-
-
-def _is_end(token_ids: Tensor, vocabulary: Vocabulary) -> Tensor:
-    # Comparisons with plain numbers: a tensor of ids would have to be copied to the device first.
-    none = torch.zeros_like(token_ids, dtype=torch.bool)
-    return reduce(torch.logical_or, [token_ids == end for end in vocabulary.end_token_ids], none)
-
-
-def _check_finite(broken: Tensor) -> None:
-    if broken.any():
-        rows = broken.nonzero().squeeze(1).tolist()
-        raise FloatingPointError(f"the policy returned logits that are not finite while sampling rows {rows}")
-
-
-def _until_first_end(token_ids: Tensor, step_map: Tensor, vocabulary: Vocabulary) -> Completions:
-    is_end = _is_end(token_ids, vocabulary)
-    after = (is_end.cumsum(dim=1) - is_end.long()) > 0
-    return Completions(
-        token_ids=token_ids.masked_fill(after, vocabulary.mask_token_id),
-        completion_mask=~after,
-        step_map=step_map.masked_fill(after, -1),
-    )

@@ -1,0 +1,125 @@
+"""The ELBO of block-diffusion models, all blocks in one forward pass."""
+
+import math
+from dataclasses import dataclass
+from typing import get_args
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from stabledrl.diffusion import masking
+from stabledrl.diffusion.block_grid import BlockGrid, columns_of_blocks
+from stabledrl.diffusion.staircase import staircase_mask
+from stabledrl.errors import UserInputError
+from stabledrl.likelihoods.elbo import estimate_from_logits
+from stabledrl.likelihoods.eubo import Reduction
+from stabledrl.protocols import Denoiser, LikelihoodEstimator, Need
+from stabledrl.types import Corruption, LikelihoodEstimate, Sequences, Vocabulary
+
+
+@dataclass(kw_only=True)
+class StaircaseElbo(LikelihoodEstimator):
+    """Estimates the ELBO of a block-causal model: each block given the clean blocks before it (arXiv 2603.06743).
+
+    The sum over blocks of (n / k) times the log-probabilities of the k masked of the block's n scored tokens. Blocks
+    count from a row's first real token, so the first one may begin with prompt tokens, which stay clean; the last one
+    is a whole block to the attention, its positions after the end being mask tokens.
+
+    The pass is over [clean | noised 1 | ... | noised K]. The noised copies hold the response's blocks only; the clean
+    one ends before the response's last block, which nothing would look at.
+
+    Args:
+        block_size: Tokens per block of the policy.
+        draws: Corruptions per completion, K.
+        share_masks: Score old and current policy on the same corruptions (common random numbers): the ratio is 1 before
+            the first update. False draws anew for every estimate.
+        reduction: `length_normalized` or `sum`.
+        eubo_beta: Exponent of the EUBO; None leaves it out.
+        keep_logits: Hand out the logits at scored positions, for objectives that need them.
+
+    Raises:
+        UserInputError: A value is out of range.
+    """
+
+    unbiased = True
+
+    block_size: int = 4
+    draws: int = 2
+    share_masks: bool = False
+    reduction: Reduction = "length_normalized"
+    eubo_beta: float | None = 1.5
+    keep_logits: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("block_size", self.block_size), ("draws", self.draws)):
+            if not isinstance(value, int) or value < 1:
+                raise UserInputError(f"{name} {value!r} is not valid; use a whole number of at least 1")
+        if self.reduction not in get_args(Reduction):
+            raise UserInputError(
+                f"reduction {self.reduction!r} is unknown; use one of {', '.join(get_args(Reduction))}"
+            )
+        if self.eubo_beta is not None and not 1 <= self.eubo_beta < math.inf:
+            raise UserInputError(
+                f"eubo_beta {self.eubo_beta} must be finite and at least 1, or null for no upper bound"
+            )
+
+    @property
+    @override
+    def attention_block_size(self) -> int:  # type: ignore[override]
+        return self.block_size
+
+    @property
+    def provides(self) -> frozenset[Need]:  # type: ignore[override]
+        """What the estimates hold."""
+        needs: set[Need] = {"elbo", "token_log_probs"}
+        if self.eubo_beta is not None:
+            needs.add("eubo")
+        if self.keep_logits:
+            needs.add("logits")
+        return frozenset(needs)
+
+    @override
+    def corrupt(self, sequences: Sequences, *, update: int | None) -> Corruption:
+        step = 0 if self.share_masks or update is None else update + 1
+        return masking.block_stratified(sequences, self.draws, step, self.block_size)
+
+    @override
+    def __call__(
+        self, forward: Denoiser, sequences: Sequences, corruption: Corruption, *, vocabulary: Vocabulary
+    ) -> LikelihoodEstimate:
+        scored = corruption.masked[:, :, sequences.prompt_length :] & sequences.completion_mask[:, None]
+        logits = forward(**self._one_pass(sequences, corruption.masked, scored, vocabulary.mask_token_id))
+        return estimate_from_logits(
+            logits,
+            scored,
+            sequences,
+            corruption,
+            reduction=self.reduction,
+            eubo_beta=self.eubo_beta,
+            keep_logits=self.keep_logits,
+        )
+
+    def _one_pass(self, sequences: Sequences, masked: Tensor, scored: Tensor, mask_token_id: int) -> dict[str, Tensor]:
+        """Arguments of the forward pass over the clean copy and the K noised ones, S columns in all."""
+        token_ids, draws = sequences.token_ids, masked.shape[1]
+        grid = BlockGrid.of(sequences.attention_mask[:, : sequences.prompt_length], self.block_size)
+        last = grid.prompt_blocks + int(grid.response_blocks(sequences.lengths).max())
+        clean = columns_of_blocks(0, last - 1, self.block_size, token_ids.device)
+        response = columns_of_blocks(grid.prompt_blocks, last, self.block_size, token_ids.device)
+        columns = torch.cat([clean, response.repeat(draws)])
+        copy = torch.arange(1, draws + 1, device=clean.device).repeat_interleave(len(response))
+        stream = torch.cat([torch.zeros_like(clean), copy])
+        noised = [
+            grid.lay_out(token_ids.masked_fill(masked[:, draw], mask_token_id), response, mask_token_id)
+            for draw in range(draws)
+        ]
+        index = grid.response_index(response)
+        inside = (index >= 0) & (index < scored.shape[2])
+        asked = scored.gather(2, index.clamp(0, scored.shape[2] - 1)[:, None].expand(-1, draws, -1)) & inside[:, None]
+        return {
+            "token_ids": torch.cat([grid.lay_out(token_ids, clean, mask_token_id), *noised], dim=1),
+            "attention_mask": staircase_mask(columns // self.block_size, stream, grid.real(columns)),
+            "keep": torch.cat([asked.new_zeros(len(token_ids), len(clean)), asked.flatten(1)], dim=1),
+            "position_ids": grid.positions(columns),
+        }

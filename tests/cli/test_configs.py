@@ -1,0 +1,90 @@
+"""Every shipped file runs."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.cli.runs import CONFIGS, MODEL, QUICKSTART, small, write
+
+from stabledrl.cli import main
+
+FILES = sorted(CONFIGS.rglob("*.yaml"))
+WHOLE = [file for file in FILES if file.parent.name == "recipe" or file == Path(QUICKSTART)]
+BACKBONES = [file for file in FILES if file.parent.name == "backbone"]
+LAYERS = [file for file in FILES if file not in WHOLE and file not in BACKBONES]
+CPU = ["--trainer.accelerator=cpu"]
+SMALLER = {
+    "configs": [
+        "--data.prompts_per_rollout=2",
+        "--rollout.group_size=2",
+        "--evaluation.at_start=false",
+        f"--model.policy={MODEL}",
+    ],
+    "recipe": ["--data.batch_size=4", "--data.task.init_args.train_size=64"],
+}
+
+
+def name(file: Path) -> str:
+    return str(file.relative_to(CONFIGS))
+
+
+def test_the_set_is_complete() -> None:
+    assert {name(file) for file in FILES} >= {
+        "quickstart.yaml",
+        "recipe/tiny_sft.yaml",
+        "objective/grpo.yaml",
+        "objective/stabledrl.yaml",
+        "task/countdown.yaml",
+        "task/sudoku.yaml",
+        "trainer/cpu.yaml",
+        "trainer/single_gpu.yaml",
+    }
+
+
+@pytest.mark.parametrize("file", WHOLE, ids=name)
+def test_whole_files_run(file: Path, tmp_path: Path) -> None:
+    options = ["--trainer.max_steps=2", f"--trainer.default_root_dir={tmp_path}", "--trainer.enable_progress_bar=false"]
+    assert main(["fit", "-c", str(file), *options, *SMALLER[file.parent.name]]) == 0
+    assert list(tmp_path.glob("checkpoints/*/version_0/last.ckpt"))
+
+
+@pytest.mark.parametrize("file", LAYERS, ids=name)
+def test_layers_run_over_the_quickstart_and_take_effect(file: Path, tmp_path: Path) -> None:
+    options = (
+        ["--evaluation.at_start=false", *CPU] if file.parent.name == "trainer" else ["--evaluation.at_start=false"]
+    )
+    assert main(["fit", *small(tmp_path), "-c", str(file), *options]) == 0
+    ran = yaml.safe_load((tmp_path / "logs/quickstart/version_0/config.yaml").read_text())
+    stated = yaml.safe_load(file.read_text())
+    if file.parent.name == "trainer":
+        stated["trainer"].pop("accelerator")
+    assert differences(stated, ran) == []
+
+
+@pytest.mark.parametrize("file", BACKBONES, ids=name)
+def test_backbones_name_another_model(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their weights are too large to run here; how their families load is tested elsewhere."""
+    with pytest.raises(SystemExit) as end:
+        main(["fit", *small(tmp_path), "-c", str(file), "--print_config"])
+    assert end.value.code == 0
+    assert differences(yaml.safe_load(file.read_text()), yaml.safe_load(capsys.readouterr().out)) == []
+
+
+def differences(stated: object, ran: object, path: str = "") -> list[str]:
+    """Where a run's settings are not what a file states; class names may be longer."""
+    if isinstance(stated, dict) and isinstance(ran, dict):
+        return [found for key, value in stated.items() for found in differences(value, ran.get(key), f"{path}.{key}")]
+    if isinstance(stated, list) and isinstance(ran, list) and len(stated) == len(ran):
+        return [found for pair in zip(stated, ran) for found in differences(*pair, path)]
+    if path.endswith("class_path"):
+        return [] if str(ran).rpartition(".")[2] == str(stated).rpartition(".")[2] else [path]
+    return [] if stated == ran else [f"{path}: {stated!r} became {ran!r}"]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_layers_combine_in_any_order(order: tuple[int, ...], tmp_path: Path) -> None:
+    layers = [CONFIGS / part for part in ("objective/grpo.yaml", "task/countdown.yaml", "trainer/cpu.yaml")]
+    chosen = [part for index in order for part in ("-c", str(layers[index]))]
+    extra = write(tmp_path, "extra.yaml", "trainer: {max_steps: 1}")
+    assert main(["fit", *small(tmp_path), *chosen, "-c", extra, "--evaluation.at_start=false"]) == 0
+    assert (tmp_path / "checkpoints/quickstart/version_0/last.ckpt").is_file()

@@ -1,0 +1,236 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from transformers import PreTrainedTokenizerFast
+
+from stabledrl.data import Countdown, PromptDataModule, Sudoku
+from stabledrl.errors import UserInputError
+from stabledrl.protocols import Split, Task
+from stabledrl.rewards import CountdownEquation, SudokuGrid
+from stabledrl.types import Vocabulary
+
+END, MASK = 0, 1
+
+
+class Recorder(LightningModule):
+    """Has a tokenizer once its model is configured, and remembers what it was shown."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self._tokenizer = tokenizer
+        self.configured = False
+        self.seen: list[Any] = []
+        self.evaluated: list[list[int]] = []
+        self.vocabulary = Vocabulary(mask_token_id=MASK, pad_token_id=END, end_token_ids=(END,), num_candidates=99)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        assert self.configured, "asked for the tokenizer before the model was configured"
+        return self._tokenizer
+
+    def configure_model(self) -> None:
+        self.configured = True
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
+        self.seen.append(
+            (batch["prompt_id"].tolist(), int(batch["rollout_index"]), int(batch["slot"]), batch["prompt_ids"].tolist())
+        )
+        return self.weight * 1.0
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        self.evaluated.append(batch["prompt_id"].tolist())
+
+    def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        self.validation_step(batch, batch_idx)
+
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        self.validation_step(batch, batch_idx)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def make_trainer(directory: Path, callbacks: list[Callback] | None = None, **settings: Any) -> Trainer:
+    return Trainer(
+        default_root_dir=directory,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=bool(callbacks),
+        callbacks=callbacks,
+        **settings,
+    )
+
+
+def make_data(**settings: Any) -> PromptDataModule:
+    defaults: dict[str, Any] = {
+        "tasks": [Sudoku(3, 3), Countdown(train_size=2, evaluation_size=2)],
+        "prompts_per_rollout": 2,
+        "updates_per_rollout": 2,
+    }
+    return PromptDataModule(**{**defaults, **settings})
+
+
+class Broken(Task):
+    """Rows without what the reward needs, in one split."""
+
+    name = "broken"
+
+    def __init__(self, split: Split, rows: list[dict[str, Any]]) -> None:
+        self.rewards = [SudokuGrid()]
+        self.reward_weights = [1.0]
+        self._split, self._rows = split, rows
+
+    def rows(self, split: Split) -> list[dict[str, Any]]:
+        return self._rows if split == self._split else [{"prompt": "1=", "puzzle": "0" * 16}]
+
+
+def test_resume_at_every_step_shows_the_same_prompts_as_an_uninterrupted_run(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    whole = Recorder(tokenizer)
+    keep_all = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    make_trainer(tmp_path, [keep_all], max_steps=11, max_epochs=-1).fit(whole, make_data())
+    # Two rollouts of two slots per epoch: the run ends within the third.
+    assert [seen[1:3] for seen in whole.seen] == [divmod(step, 2) for step in range(11)]
+    for step in range(1, 11):
+        resumed = Recorder(tokenizer)
+        trainer = make_trainer(tmp_path, max_steps=11, max_epochs=-1)
+        trainer.fit(resumed, make_data(), ckpt_path=tmp_path / f"step={step}.ckpt", weights_only=True)
+        assert resumed.seen == whole.seen[step:], step
+
+
+def test_slots_are_updates_times_micro_batches(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    module = Recorder(tokenizer)
+    data = make_data(updates_per_rollout=3, micro_batches=2)
+    trainer = make_trainer(tmp_path, max_steps=4, max_epochs=-1, accumulate_grad_batches=2)
+    trainer.fit(module, data)
+    assert [seen[1:3] for seen in module.seen] == [divmod(batch, 6) for batch in range(8)]
+
+
+@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
+def test_every_stage_sees_all_held_out_prompts_in_order(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, stage: str
+) -> None:
+    module = Recorder(tokenizer)
+    trainer = make_trainer(tmp_path)
+    getattr(trainer, stage)(module, datamodule=make_data(evaluation_batch_size=2))
+    assert module.evaluated == [[0, 1], [2, 3], [4]]
+
+
+def test_evaluation_batches_carry_columns_without_demonstrations(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    batches: list[dict[str, Any]] = []
+
+    class Keeping(Recorder):
+        def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+            batches.append(batch)
+
+    data = make_data()
+    make_trainer(tmp_path).validate(Keeping(tokenizer), datamodule=data)
+    (batch,) = batches
+    rows = [row for task in data.tasks for row in task.rows("evaluation")]
+    assert batch["tasks"] == ["sudoku"] * 3 + ["countdown"] * 2
+    assert batch["prompts"] == [row["prompt"] for row in rows]
+    assert [columns.get("puzzle") for columns in batch["columns"]] == [row.get("puzzle") for row in rows]
+    assert not any("completion" in columns for columns in batch["columns"])
+
+
+def test_declared_mask_and_end_tokens_in_a_prompt_are_text(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    module = Recorder(tokenizer)
+    rows = [{"prompt": "<|mask|>1<|end|>", "puzzle": "0" * 16}]
+    data = make_data(tasks=[Broken("train", rows)], prompts_per_rollout=1)
+    make_trainer(tmp_path, max_steps=1).fit(module, data)
+    assert tokenizer.decode(module.seen[0][3][0]) == rows[0]["prompt"]
+    assert not {END, MASK} & set(module.seen[0][3][0])
+
+
+@pytest.mark.parametrize("rows", [[], [{"prompt": "1="}], [{"puzzle": "0" * 16}], [{"prompt": "1=", "grid": "0"}]])
+def test_unusable_rows_are_refused_before_the_model_is_configured(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, rows: list[dict[str, Any]]
+) -> None:
+    with pytest.raises(UserInputError, match="'broken'"):
+        make_data(tasks=[Broken("evaluation", rows)])
+    module = Recorder(tokenizer)
+    with pytest.raises(UserInputError, match="'broken'"):
+        make_trainer(tmp_path, max_steps=1).fit(module, make_data(tasks=[Broken("train", rows)]))
+    assert not module.configured
+
+
+def test_too_long_prompts_are_dropped_with_a_count_or_refused(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    module = Recorder(tokenizer)
+    rows = [{"prompt": "1" * length, "puzzle": "0" * 16} for length in (2, 9, 3)]
+    data = make_data(tasks=[Broken("train", rows)], max_prompt_length=3)
+    with pytest.warns(UserWarning, match="1 of 3 prompts dropped"):
+        make_trainer(tmp_path, max_steps=2).fit(module, data)
+    assert {token for seen in module.seen for token in seen[0]} == {0, 2}
+    data = make_data(tasks=[Broken("train", rows)], max_prompt_length=1)
+    with pytest.raises(UserInputError, match="max_prompt_length 1"):
+        make_trainer(tmp_path, max_steps=1).fit(Recorder(tokenizer), data)
+
+
+def test_prompt_ids_do_not_depend_on_what_is_dropped(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    long, short = [{"prompt": "1" * 9, "puzzle": "0" * 16}] * 2, [{"prompt": "1", "puzzle": "0" * 16}] * 2
+    module = Recorder(tokenizer)
+    other = Broken("train", short)
+    other.name = "other"
+    data = make_data(tasks=[Broken("train", long[:1] + short[:1]), other], prompts_per_rollout=3, max_prompt_length=2)
+    with pytest.warns(UserWarning, match="1 of 2"):
+        make_trainer(tmp_path, max_steps=1).fit(module, data)
+    assert sorted(module.seen[0][0]) == [1, 2, 3]
+
+
+def test_reloading_the_order_every_epoch_is_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, max_steps=1, reload_dataloaders_every_n_epochs=1)
+    with pytest.raises(UserInputError, match="reload_dataloaders_every_n_epochs 1"):
+        trainer.fit(Recorder(tokenizer), make_data())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tasks": []}, "tasks is empty"),
+        ({"tasks": [Sudoku(1, 1), Sudoku(2, 2)]}, "must be distinct"),
+        ({"prompts_per_rollout": 0}, "prompts_per_rollout 0"),
+        ({"updates_per_rollout": 0}, "updates_per_rollout 0"),
+        ({"micro_batches": -1}, "micro_batches -1"),
+        ({"evaluation_batch_size": 0}, "evaluation_batch_size 0"),
+        ({"tasks": [Sudoku(1, 1, rewards=[CountdownEquation()])]}, "lacks column numbers, target"),
+    ],
+)
+def test_impossible_settings_are_refused_at_once(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserInputError, match=message):
+        make_data(**settings)
+
+
+def length_reward(completions: list[str], **columns: Any) -> list[float]:
+    """Stands for a user's own function."""
+    return [float(len(completion)) for completion in completions]
+
+
+def test_tasks_and_rewards_are_configured_by_name_or_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "users_rewards", __import__("types").ModuleType("users_rewards"))
+    monkeypatch.setattr("users_rewards.length_reward", length_reward, raising=False)
+    length_reward.__module__ = "users_rewards"
+    rewards = [{"class_path": "SudokuGrid", "init_args": {"answer_format": "bare"}}, "users_rewards.length_reward"]
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(PromptDataModule, "data")
+    task = {"class_path": "Sudoku", "init_args": {"rewards": rewards, "reward_weights": [1.0, 0.1], "train_size": 5}}
+    made = parser.instantiate(parser.parse_object({"data": {"tasks": [task]}})).data
+    (sudoku,) = made.tasks
+    assert isinstance(sudoku, Sudoku)
+    grader, function = sudoku.rewards
+    assert isinstance(grader, SudokuGrid)
+    assert grader.answer_format == "bare"
+    assert function is length_reward
