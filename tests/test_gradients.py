@@ -48,7 +48,7 @@ def adamw(lr: float | torch.Tensor, *dtypes: torch.dtype) -> torch.optim.AdamW:
 
 def test_small_rates_on_bfloat16_are_refused_and_others_not() -> None:
     for dtypes in ((torch.bfloat16,), (torch.float32, torch.bfloat16)):
-        with pytest.raises(UserInputError, match="learning rate 1e-06 .* use at least 1e-05"):
+        with pytest.raises(UserInputError, match=r"learning rate 1e-06 .* use at least 1e-05"):
             check_update_precision(adamw(1e-6, *dtypes))
         check_update_precision(adamw(MIN_BFLOAT16_LR, *dtypes))
     check_update_precision(adamw(1e-6, torch.float32))

@@ -23,15 +23,13 @@ from stabledrl.module import DiffusionPolicyModule
 from stabledrl.objectives import GRPO, StableDRL
 from stabledrl.objectives.kl import KLEstimator
 
+ROLLOUT = ("reward_mean", "reward_std", "accuracy", "zero_variance_groups", "completion_length", "tokens_per_second")
+LOG_RATIO = ("log_ratio_mean", "log_ratio_std", "log_ratio_max", "clip_fraction_low", "clip_fraction_high")
+UPDATE = ("loss", "grad_norm", "grad_norm_clipped", "effective_sample_size", "kl_reference")
+COUNTS = ("nonfinite_updates", "skipped_updates", "spikes")
 NAMES = {
-    *(
-        f"rollout/{name}"
-        for name in (["reward_mean", "reward_std", "accuracy", "zero_variance_groups", "completion_length", "tokens_per_second"])
-    ),
-    *(
-        f"train/{name}"
-        for name in ["loss", "grad_norm", "grad_norm_clipped", "log_ratio_mean", "log_ratio_std", "log_ratio_max", "clip_fraction_low", "clip_fraction_high", "effective_sample_size", "kl_reference", "nonfinite_updates", "skipped_updates", "spikes"]
-    ),
+    *(f"rollout/{name}" for name in ROLLOUT),
+    *(f"train/{name}" for name in (*LOG_RATIO, *UPDATE, *COUNTS)),
     "val/digits/accuracy",
 }
 

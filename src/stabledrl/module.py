@@ -1,6 +1,7 @@
 """The LightningModule: owns the policy and the frozen reference, turns rollouts into a loss."""
 
 import copy
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
@@ -239,18 +240,13 @@ class DiffusionPolicyModule(LightningModule):
         assert self._scores is not None
         self.log_dict(self._scores.compute("test" if self.trainer.testing else "val"))
 
-    @override
-    def on_test_epoch_start(self) -> None:
-        self.on_validation_epoch_start()
+    on_test_epoch_start, test_step, on_test_epoch_end = (
+        on_validation_epoch_start,
+        validation_step,
+        on_validation_epoch_end,
+    )
 
     @override
-    def test_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, list[Sample]]:
-        return self.validation_step(batch, batch_idx)
-
-    @override
-    def on_test_epoch_end(self) -> None:
-        self.on_validation_epoch_end()
-
-    @override
-    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, list[Sample]]:
-        return {"samples": self.evaluate_batch(batch)}
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, list[dict[str, Any]]]:
+        # As dicts: Lightning cannot move frozen dataclasses to where it collects predictions.
+        return {"samples": [dataclasses.asdict(sample) for sample in self.evaluate_batch(batch)]}

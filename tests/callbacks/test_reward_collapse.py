@@ -152,7 +152,7 @@ def test_a_fall_that_has_begun_is_not_kept_as_healthy(tmp_path: Path) -> None:
 
 def test_the_best_mean_outlives_a_rollback(tmp_path: Path) -> None:
     monitor = rollback(window=1, max_rollbacks=2)
-    with pytest.raises(TrainingStoppedError, match="fell from 0.800 to 0.300; stopped after 2 rollbacks"):
+    with pytest.raises(TrainingStoppedError, match=r"fell from 0.800 to 0.300; stopped after 2 rollbacks"):
         run(monitor, 0.8, 0.45, 0.4, 0.3, 0.2, directory=tmp_path)
     assert monitor.best == pytest.approx(0.8)
 

@@ -66,7 +66,7 @@ def test_weights_only_leaves_out_the_rest(tmp_path: Path) -> None:
     checkpoint = saved(tmp_path / "last.ckpt")
     assert "state_dict" in checkpoint
     assert "policy" in checkpoint
-    assert not {"optimizer_states", "callbacks", "loops"} & checkpoint.keys()
+    assert not {"optimizer_states", "lr_schedulers", "callbacks"} & checkpoint.keys()
 
 
 def test_a_run_resumes_with_another_interval(tmp_path: Path) -> None:
@@ -178,7 +178,8 @@ def test_every_callbacks_state_after_a_resume_is_the_uninterrupted_runs(tmp_path
             RunCheckpoint(dirpath=str(tmp_path / name)),
         ]
         path = None if resume is None else tmp_path / resume / "last.ckpt"
-        train(tiny_module(), *callbacks, steps=steps, updates=3, accumulate=accumulate, ckpt_path=path)
+        options: dict[str, Any] = {"accumulate": accumulate, "ckpt_path": path, "default_root_dir": tmp_path}
+        train(tiny_module(), *callbacks, steps=steps, updates=3, **options)
         states: dict[str, Any] = saved(tmp_path / name / "last.ckpt")["callbacks"]
         states["GroupRollout"]["metrics"].pop("rollout/tokens_per_second")
         del states["RunCheckpoint"]  # names the directories

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.cli.runs import CONFIGS, MODEL, QUICKSTART, small, write
+from tests.cli.runs import CONFIGS, QUICKSTART, small, write
 
 from stabledrl.cli import main
 
@@ -14,13 +14,8 @@ BACKBONES = [file for file in FILES if file.parent.name == "backbone"]
 LAYERS = [file for file in FILES if file not in WHOLE and file not in BACKBONES]
 CPU = ["--trainer.accelerator=cpu"]
 SMALLER = {
-    "configs": [
-        "--data.prompts_per_rollout=2",
-        "--rollout.group_size=2",
-        "--evaluation.at_start=false",
-        f"--model.policy={MODEL}",
-    ],
-    "recipe": ["--data.batch_size=4", "--data.task.init_args.train_size=64"],
+    "DiffusionPolicyModule": ["--data.prompts_per_rollout=2", "--rollout.group_size=2", "--evaluation.at_start=false"],
+    "SupervisedModule": ["--data.batch_size=4", "--data.task.init_args.train_size=64"],
 }
 
 
@@ -42,9 +37,11 @@ def test_the_set_is_complete() -> None:
 
 
 @pytest.mark.parametrize("file", WHOLE, ids=name)
-def test_whole_files_run(file: Path, tmp_path: Path) -> None:
+def test_whole_files_run(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(CONFIGS.parent)  # They name the shipped models relative to it.
     options = ["--trainer.max_steps=2", f"--trainer.default_root_dir={tmp_path}", "--trainer.enable_progress_bar=false"]
-    assert main(["fit", "-c", str(file), *options, *SMALLER[file.parent.name]]) == 0
+    smaller = SMALLER[yaml.safe_load(file.read_text())["model"]["class_path"]]
+    assert main(["fit", "-c", str(file), *options, *smaller]) == 0
     assert list(tmp_path.glob("checkpoints/*/version_0/last.ckpt"))
 
 

@@ -8,6 +8,7 @@ from tests.cli.runs import MODEL, error_of
 from stabledrl import backbones
 from stabledrl.cli import main
 
+BLOCK_MODEL = f"{MODEL}-block"
 PROMPT = "0012300412343410="
 SHORT = ["--completion_length", "16"]
 
@@ -31,6 +32,16 @@ def test_greedy_samples_agree_and_warm_ones_differ(capsys: pytest.CaptureFixture
     assert len(set(first)) > 1
     assert text_of(warm, capsys) == first
     assert text_of([*warm, "--seed=1"], capsys) != first
+
+
+def test_a_block_causal_model_is_decoded_in_its_own_blocks(capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = text_of([BLOCK_MODEL, PROMPT, *SHORT], capsys)
+    assert len(line) == 16
+    assert set(line) <= set("1234")
+    assert text_of([BLOCK_MODEL, PROMPT, *SHORT, "--block_size=4"], capsys) == [line]
+    told = error_of(["generate", BLOCK_MODEL, PROMPT, *SHORT, "--block_size=8"], capsys)
+    assert "BlockDiffusionSampler has block_size 8" in told
+    assert "use block_size 4" in told
 
 
 def test_leading_zeros_of_a_prompt_count(capsys: pytest.CaptureFixture[str]) -> None:

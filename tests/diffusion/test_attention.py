@@ -1,8 +1,14 @@
+from typing import Any
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stabledrl.diffusion.attention import bidirectional_mask, block_causal_mask, positions_from_mask
+from stabledrl.diffusion.attention import bidirectional_mask, block_causal_mask, check_attention, positions_from_mask
+from stabledrl.errors import UserInputError
+from stabledrl.likelihoods import MonteCarloElbo, StaircaseElbo
+from stabledrl.samplers import BlockDiffusionSampler, SemiAutoregressiveSampler
 
 MASKS = st.integers(1, 6).flatmap(
     lambda width: st.lists(st.lists(st.booleans(), min_size=width, max_size=width), min_size=1, max_size=4)
@@ -56,3 +62,33 @@ def test_one_block_over_everything_is_bidirectional() -> None:
     real = torch.tensor([[False, True, True, True, True], [True] * 5])
     one_block = block_causal_mask(real, positions_from_mask(real), 5)
     assert torch.equal(one_block, bidirectional_mask(real))
+
+
+@pytest.mark.parametrize(
+    ("policy", "part", "told"),
+    [
+        (
+            4,
+            SemiAutoregressiveSampler(8, 4, 8),
+            "SemiAutoregressiveSampler is made for full .* block_size 4",
+        ),
+        (4, MonteCarloElbo(), "MonteCarloElbo is made for full .* block_size 4"),
+        (
+            4,
+            BlockDiffusionSampler(16, 8, 16),
+            "BlockDiffusionSampler has block_size 8, .* of 4 tokens; use block_size 4",
+        ),
+        (8, StaircaseElbo(block_size=4), "StaircaseElbo has block_size 4, .* of 8 tokens; use block_size 8"),
+        (None, BlockDiffusionSampler(16, 8, 16), "BlockDiffusionSampler has block_size 8, .*everything"),
+        (None, StaircaseElbo(block_size=4), "StaircaseElbo has block_size 4, .*everything"),
+    ],
+)
+def test_what_is_made_for_another_attention_is_refused(policy: int | None, part: Any, told: str) -> None:
+    with pytest.raises(UserInputError, match=told) as refusal:
+        check_attention(policy, part)
+    assert "\n" not in str(refusal.value)
+
+
+def test_what_is_made_for_the_policys_attention_passes() -> None:
+    check_attention(None, SemiAutoregressiveSampler(8, 4, 8), MonteCarloElbo())
+    check_attention(4, BlockDiffusionSampler(16, 4, 16), StaircaseElbo(block_size=4))

@@ -240,7 +240,7 @@ def test_a_policy_without_cache_is_refused_and_a_wrapped_one_found() -> None:
 
     ids, mask = prompts
     options: dict[str, Any] = {"vocabulary": policy.vocabulary, "row_keys": torch.arange(9), "temperature": 0.0}
-    with pytest.raises(UserInputError, match="function has no key-value cache .* use_cache: false"):
+    with pytest.raises(UserInputError, match=r"function has no key-value cache .* use_cache: false"):
         BlockDiffusionSampler(8, 4, 8)(bare, ids, mask, **options)
     wrapped: Any = torch.nn.Module()
     wrapped.module = policy

@@ -76,12 +76,15 @@ class GracefulStop(Callback):
         self._previous: dict[int, Handler] = {}
 
     @override
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.signal_received = None
-        if threading.current_thread() is not threading.main_thread():
-            return  # only there may handlers be set
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.getsignal(number)
+        # Only the main thread may set handlers. Looked up before Lightning sets its own, which would come back.
+        if stage == "fit" and threading.current_thread() is threading.main_thread():
+            self._previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for number in self._previous:
             signal.signal(number, self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +71,17 @@ class SampleTable(Callback):
         self._seen = state_dict["seen"]
 
 
-def write_samples(path: Path, samples: Iterable[Sample], **extra: Any) -> None:
+def write_samples(path: Path, samples: Iterable[Sample | Mapping[str, Any]], **extra: Any) -> None:
     """Appends samples to a JSONL file, a line each.
 
     Args:
         path: The file; made with its directory where absent.
-        samples: What to write.
+        samples: What to write, as they are or as the dicts of their fields.
         **extra: Further fields of every line.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({**extra, **dataclasses.asdict(sample)}, ensure_ascii=False) for sample in samples]
+    rows = [sample if isinstance(sample, Mapping) else dataclasses.asdict(sample) for sample in samples]
+    lines = [json.dumps({**extra, **row}, ensure_ascii=False) for row in rows]
     with path.open("a", encoding="utf-8") as file:
         file.write("".join(f"{line}\n" for line in lines))
 

@@ -66,7 +66,11 @@ class TaskEvaluation(Callback):
     ) -> None:
         step = trainer.global_step
         # The last step is left to on_train_end; micro-batches share a step.
-        due = self.every_n_steps and step % self.every_n_steps == 0 and self._last_step < step != trainer.max_steps
+        due = (
+            self.every_n_steps
+            and step % self.every_n_steps == 0
+            and max(self._last_step, 0) < step != trainer.max_steps
+        )
         if due and not stop_requested(trainer):
             self._evaluate(trainer, pl_module)
 

@@ -7,10 +7,12 @@ import torch
 
 from stabledrl.cli.parsing import call
 from stabledrl.data.encoding import encode_text
+from stabledrl.diffusion import check_attention
 from stabledrl.errors import UserInputError
 from stabledrl.export import load_any_policy
+from stabledrl.protocols import Sampler
 from stabledrl.randomness import row_keys
-from stabledrl.samplers import SemiAutoregressiveSampler
+from stabledrl.samplers import BlockDiffusionSampler, SemiAutoregressiveSampler
 
 
 def generate(
@@ -32,7 +34,8 @@ def generate(
         model: Model directory, hub id or checkpoint.
         prompt: The prompt.
         completion_length: Tokens to generate at most.
-        block_size: Tokens decoded together; by default 32, or the completion length if shorter.
+        block_size: Tokens decoded together; by default 32, or the completion length if shorter. A block-causal model
+            has its own.
         denoising_steps: Forward passes over the whole completion; by default one per token.
         temperature: 0 takes the most likely token.
         remasking: Which positions are decided first.
@@ -46,14 +49,19 @@ def generate(
         raise UserInputError(f"temperature {temperature} must be 0 (greedy) or a positive finite number")
     if not prompt:
         raise UserInputError("the prompt is empty; expected text")
-    sampler = SemiAutoregressiveSampler(
+    steps = completion_length if denoising_steps is None else denoising_steps
+    sampler: Sampler = SemiAutoregressiveSampler(
         completion_length=completion_length,
         block_size=min(32, completion_length) if block_size is None else block_size,
-        denoising_steps=completion_length if denoising_steps is None else denoising_steps,
+        denoising_steps=steps,
         remasking=remasking,
     )
     _check_device(device)
     policy = load_any_policy(model).to(device)
+    if policy.block_size is not None:
+        size = policy.block_size if block_size is None else block_size
+        sampler = BlockDiffusionSampler(completion_length, size, steps, remasking)
+    check_attention(policy.block_size, sampler)
     ids = encode_text(policy.tokenizer, prompt)
     prompt_ids = torch.tensor([ids] * samples, device=device)
     index = torch.arange(samples, device=device)

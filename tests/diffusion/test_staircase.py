@@ -1,0 +1,45 @@
+import pytest
+import torch
+from torch import Tensor
+
+from stabledrl.diffusion import staircase_mask
+
+
+def layout(clean_blocks: int, noised: list[int], draws: int, size: int) -> tuple[Tensor, Tensor]:
+    """Blocks and streams of [clean | noised 1 | ...], `noised` naming the blocks that each noised copy holds."""
+    block = [number for number in range(clean_blocks) for _ in range(size)]
+    stream = [0] * len(block)
+    for draw in range(1, draws + 1):
+        block += [number for number in noised for _ in range(size)]
+        stream += [draw] * (len(noised) * size)
+    return torch.tensor(block), torch.tensor(stream)
+
+
+@pytest.mark.parametrize("draws", [1, 2, 3])
+def test_every_pair_attends_as_the_rule_says(draws: int) -> None:
+    block, stream = layout(3, [1, 2, 3], draws, 2)
+    real = torch.ones(2, len(block), dtype=torch.bool)
+    real[1, :2] = False
+    allowed = staircase_mask(block, stream, real)
+    assert allowed.shape == (2, 1, len(block), len(block))
+    assert allowed.dtype == torch.bool
+    for row in range(2):
+        for q in range(len(block)):
+            for k in range(len(block)):
+                if stream[q] == 0:
+                    expected = stream[k] == 0 and block[k] <= block[q]
+                else:
+                    expected = (
+                        block[k] < block[q] if stream[k] == 0 else stream[k] == stream[q] and block[k] == block[q]
+                    )
+                expected = bool(expected) and bool(real[row, k])
+                if q == k and not real[row, q]:
+                    expected = True
+                assert bool(allowed[row, 0, q, k]) is expected, (row, q, k)
+
+
+def test_no_query_is_left_without_a_key_even_in_padding() -> None:
+    block, stream = layout(2, [1, 2], 2, 3)
+    real = torch.ones(1, len(block), dtype=torch.bool)
+    real[:, :3] = False
+    assert staircase_mask(block, stream, real).any(dim=3).all()
