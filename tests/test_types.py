@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from stabledrl.rows import Rows
 from stabledrl.types import (
     Completions,
     Corruption,
@@ -15,7 +16,6 @@ from stabledrl.types import (
     UpdateTotals,
     combine_metrics,
 )
-from stabledrl.types import _Rows as Rows
 
 N, P, C, K, V = 5, 3, 4, 2, 6
 NO_ROWS = torch.zeros(0, dtype=torch.long)

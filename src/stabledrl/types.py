@@ -4,12 +4,15 @@ Shape legend: N rows (prompts x group size), G groups, P prompt length, C comple
 draws, V vocabulary size, M scored positions of a batch in row-major order.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Self, get_args, get_type_hints
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
+from typing_extensions import override
+
+from stabledrl.rows import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,74 +33,7 @@ class Vocabulary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Rows:
-    """Base of the records whose tensors all have the rows as first dimension."""
-
-    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        changed: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, Tensor):
-                changed[field.name] = function(value)
-            elif isinstance(value, _Rows):
-                changed[field.name] = value._map(function)
-        return replace(self, **changed)
-
-    def select(self, rows: Tensor | slice) -> Self:
-        """Keeps the given rows, in the given order."""
-        return self._map(lambda tensor: tensor[rows])
-
-    def to(self, device: torch.device | str) -> Self:
-        """Moves every tensor to a device."""
-        return self._map(lambda tensor: tensor.to(device))
-
-    def detach(self) -> Self:
-        """Cuts every tensor from the graph."""
-        return self._map(lambda tensor: tensor.detach())
-
-    @classmethod
-    def cat(cls, parts: Sequence[Self]) -> Self:
-        """Joins batches along their rows. Fields that are not tensors are taken from the first one."""
-        joined: dict[str, Any] = {}
-        for field in fields(cls):
-            values = [getattr(part, field.name) for part in parts]
-            first = values[0]
-            if isinstance(first, Tensor):
-                joined[field.name] = torch.cat(values)
-            else:
-                joined[field.name] = type(first).cat(values) if isinstance(first, _Rows) else first
-        return cls(**joined)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nested plain dict of tensors and numbers, as a checkpoint can hold it."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: _plain(value) for name, value in values.items()}
-
-    @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> Self:
-        """Rebuilds a record from its `state_dict`."""
-        hints = get_type_hints(cls)
-        return cls(**{name: _rebuild(hints[name], value) for name, value in state.items()})
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, _Rows):
-        return value.state_dict()
-    return {f.name: getattr(value, f.name) for f in fields(value)} if isinstance(value, UpdateTotals) else value
-
-
-def _rebuild(hint: Any, value: Any) -> Any:
-    for kind in (hint, *get_args(hint)):
-        if isinstance(value, Mapping) and isinstance(kind, type):
-            if issubclass(kind, _Rows):
-                return kind.from_state_dict(value)
-            if kind is UpdateTotals:
-                return UpdateTotals(**value)
-    return value
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sequences(_Rows):
+class Sequences(Rows):
     """Prompts with their completions, ready to be scored.
 
     Attributes:
@@ -139,7 +75,7 @@ class Sequences(_Rows):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Completions(_Rows):
+class Completions(Rows):
     """What a sampler returns.
 
     Attributes:
@@ -155,7 +91,7 @@ class Completions(_Rows):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Corruption(_Rows):
+class Corruption(Rows):
     """K partly masked views of each sequence.
 
     Attributes:
@@ -170,7 +106,7 @@ class Corruption(_Rows):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LikelihoodEstimate(_Rows):
+class LikelihoodEstimate(Rows):
     """Log-likelihoods of N completions under one model, float32.
 
     Attributes:
@@ -187,6 +123,7 @@ class LikelihoodEstimate(_Rows):
     eubo: Tensor | None = None
     logits: Tensor | None = None
 
+    @override
     def select(self, rows: Tensor | slice) -> Self:
         """Keeps the given rows, in the given order (not once logits are kept: their rows are not the batch's)."""
         if self.logits is not None:
@@ -210,7 +147,7 @@ class UpdateTotals:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutBatch(_Rows):
+class RolloutBatch(Rows):
     """Graded completions and all that an update needs to know about them.
 
     Attributes:
@@ -254,7 +191,15 @@ class ObjectiveOutput:
 
 
 def combine_metrics(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Combines the metrics of an update's micro-batches, by the rule of `ObjectiveOutput.metrics`."""
+    """Combines the metrics of an update's micro-batches, by the rule of `ObjectiveOutput.metrics`.
+
+    Args:
+        parts: At least one micro-batch's metrics; all have the same names.
+
+    Returns:
+        One value per name.
+    """
+    assert all(part.keys() == parts[0].keys() for part in parts), "micro-batches have different metrics"
     return {
         name: torch.stack([part[name] for part in parts]).amax(0)
         if name.endswith("_max")

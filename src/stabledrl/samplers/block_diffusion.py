@@ -45,6 +45,9 @@ class BlockDiffusionSampler(Sampler):
     pass as the next block's first denoising step. Rows that hold an end token leave the batch after their block. None
     of this changes what is sampled: a row's completion depends on its prompt and its key alone.
 
+    The number of forward passes depends on the rows. A policy whose forward pass waits for other processes (sharded
+    weights) has to gather its weights before.
+
     Args:
         completion_length: Tokens per completion, C.
         block_size: Tokens per block of the policy; divides `completion_length`.
