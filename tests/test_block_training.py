@@ -72,7 +72,7 @@ def test_supervised_training_refuses_an_estimator_made_for_another_attention(
 @pytest.mark.slow
 def test_the_recipe_teaches_a_block_causal_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    options = [f"--trainer.default_root_dir={tmp_path}", "--trainer.max_steps=80", "--evaluation.every_n_steps=80"]
+    options = [f"--trainer.default_root_dir={tmp_path}", "--trainer.max_steps=60", "--evaluation.every_n_steps=60"]
     threads = torch.get_num_threads()
     assert main(["fit", "-c", "configs/recipe/tiny_block.yaml", *options]) == 0
     torch.set_num_threads(threads)

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import torch
-from tests.samplers.llada_golden import LladaDenoiser, golden_vocabulary, load_golden, load_llada
+from tests.samplers.llada_golden import golden_vocabulary, load_golden, load_llada
 from torch import Tensor
 
 from stabledrl.types import Corruption, Sequences
 
-__all__ = ["LladaDenoiser", "golden_bounds", "golden_vocabulary", "load_golden", "load_llada"]
+__all__ = ["golden_bounds", "golden_vocabulary", "load_golden", "load_llada"]
 
 
 def golden_bounds() -> tuple[Sequences, Corruption]:

@@ -2,28 +2,23 @@
 
 import pytest
 import torch
-from tests.likelihoods.llada_golden import (
-    LladaDenoiser,
-    golden_bounds,
-    golden_vocabulary,
-    load_golden,
-    load_llada,
-)
+from tests.likelihoods.llada_golden import golden_bounds, golden_vocabulary, load_golden, load_llada
 
+from stabledrl.backbones import Policy
 from stabledrl.likelihoods import MonteCarloElbo
 from stabledrl.types import LikelihoodEstimate
 
 
 @pytest.fixture(scope="module")
-def recorded() -> tuple[LikelihoodEstimate, LladaDenoiser]:
-    denoiser = LladaDenoiser(load_llada())
+def recorded() -> tuple[LikelihoodEstimate, Policy]:
+    denoiser = load_llada()
     sequences, corruption = golden_bounds()
     return MonteCarloElbo()(denoiser, sequences, corruption, vocabulary=golden_vocabulary()), denoiser
 
 
 @pytest.mark.parametrize(("surrogate", "share"), [("elbo", 0.0), ("eubo", 1.0), ("mix", 0.5)])
 def test_bounds_and_their_gradients_reproduce_the_release(
-    recorded: tuple[LikelihoodEstimate, LladaDenoiser], surrogate: str, share: float
+    recorded: tuple[LikelihoodEstimate, Policy], surrogate: str, share: float
 ) -> None:
     (found, denoiser), golden = recorded, load_golden()
     assert found.eubo is not None

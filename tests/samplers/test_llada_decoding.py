@@ -2,20 +2,21 @@
 
 import pytest
 import torch
-from tests.samplers.llada_golden import LladaDenoiser, golden_vocabulary, load_golden, load_llada
+from tests.samplers.llada_golden import golden_vocabulary, load_golden, load_llada
 
+from stabledrl.backbones import Policy
 from stabledrl.samplers import SemiAutoregressiveSampler
 
 
 @pytest.fixture(scope="module")
-def denoiser() -> LladaDenoiser:
-    return LladaDenoiser(load_llada())
+def denoiser() -> Policy:
+    return load_llada()
 
 
 @pytest.mark.parametrize("padding", [0, 4])
 @pytest.mark.parametrize(("length", "block_size", "steps"), [(24, 24, 12), (32, 8, 16), (32, 8, 32)])
 def test_greedy_decoding_reproduces_the_release(
-    denoiser: LladaDenoiser, length: int, block_size: int, steps: int, padding: int
+    denoiser: Policy, length: int, block_size: int, steps: int, padding: int
 ) -> None:
     golden, vocabulary = load_golden(), golden_vocabulary()
     prompts = golden[f"generate_{length}_{block_size}_{steps}.prompt"]
@@ -34,7 +35,7 @@ def test_greedy_decoding_reproduces_the_release(
 
 
 @pytest.mark.parametrize("remasking", ["low_confidence", "random"])
-def test_transformer_samples_do_not_depend_on_their_batch(denoiser: LladaDenoiser, remasking: str) -> None:
+def test_transformer_samples_do_not_depend_on_their_batch(denoiser: Policy, remasking: str) -> None:
     prompts = torch.randint(0, 500, (6, 9))
     sampler = SemiAutoregressiveSampler(16, 8, 8, remasking)  # type: ignore[arg-type]
     keys = torch.arange(6) + 40

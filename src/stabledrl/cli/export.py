@@ -1,20 +1,21 @@
-"""`stabledrl export`: from a training checkpoint to a Hugging Face model directory."""
+"""`stabledrl export`: from a training checkpoint to a model directory."""
 
 from stabledrl.cli.parsing import call
 from stabledrl.errors import UserInputError
-from stabledrl.export import export_checkpoint
+from stabledrl.export import Layout, export_checkpoint
 
 
-def export(checkpoint: str, output: str, overwrite: bool = False) -> None:
-    """Writes a checkpoint's policy as a directory that transformers' AutoModelForCausalLM loads.
+def export(checkpoint: str, output: str, layout: Layout = "native", overwrite: bool = False) -> None:
+    """Writes a checkpoint's policy as a model directory.
 
     Args:
         checkpoint: A .ckpt file that training wrote.
         output: Directory to make; appears complete or not at all.
+        layout: `native` for transformers' AutoModelForCausalLM, `source` for tools made for the model's family.
         overwrite: Replace an existing directory.
     """
     try:
-        directory = export_checkpoint(checkpoint, output, overwrite=overwrite)
+        directory = export_checkpoint(checkpoint, output, layout=layout, overwrite=overwrite)
     except OSError as error:
         raise UserInputError(f"cannot write the output {output!r}: {error}") from error
     print(f"exported to {directory}")
