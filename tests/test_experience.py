@@ -223,6 +223,15 @@ def test_score_takes_rows_in_parts() -> None:
         torch.testing.assert_close(estimate.elbo, estimates[0].elbo, rtol=0, atol=1e-5)
 
 
+def test_a_groups_samples_and_masks_are_drawn_independently() -> None:
+    experience = collect(prompts(5, 2), group_size=8)
+    for group in (experience.samples[:8], experience.samples[8:]):
+        assert len({own.completion for own in group}) > 4
+    fixed = collect(prompts(5), sampler=Fixed(3, 4, 5, 6), group_size=8).rollouts
+    assert len(fixed.sequences.row_keys.unique()) == 8
+    assert len(fixed.old.scored.flatten(1).unique(dim=0)) > 1
+
+
 def test_collecting_twice_is_the_same() -> None:
     first, second = collect(prompts(5, 2)), collect(prompts(5, 2))
     assert same(first.rollouts.state_dict(), second.rollouts.state_dict())

@@ -4,29 +4,25 @@ import copy
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from typing_extensions import override
 
-from stabledrl.backbones import Policy, load_policy
-from stabledrl.checkpoints import POLICY_KEY, check_fingerprint
+from stabledrl.backbones import Policy
 from stabledrl.diffusion import check_attention
 from stabledrl.errors import UserInputError
 from stabledrl.evaluation import TaskScores, evaluate_batch
-from stabledrl.gradients import check_update_precision, gradient_norm
+from stabledrl.gradients import gradient_norm
 from stabledrl.objectives.kl import KLEstimator, kl_penalty
+from stabledrl.policy_module import PolicyModule, Precision
 from stabledrl.protocols import Denoiser, LikelihoodEstimator, Objective, Sampler, Task
-from stabledrl.types import ObjectiveOutput, RolloutBatch, Sample, Vocabulary, combine_metrics
-
-Precision = Literal["float32", "bfloat16", "float16"]
+from stabledrl.types import ObjectiveOutput, RolloutBatch, Sample, combine_metrics
 
 
-class DiffusionPolicyModule(LightningModule):
+class DiffusionPolicyModule(PolicyModule):
     """Trains a masked diffusion language model on graded rollouts.
 
     Rollouts come from a callback, `stabledrl.callbacks.GroupRollout`, which puts them into the batch.
@@ -58,7 +54,7 @@ class DiffusionPolicyModule(LightningModule):
         kl_estimator: KLEstimator = "k3",
         dtype: Precision = "float32",
     ) -> None:
-        super().__init__()
+        super().__init__(policy, optimizer, lr_scheduler, dtype)
         if missing := objective.needs - likelihood.provides - sampler.provides:
             raise UserInputError(
                 f"{type(objective).__name__} needs {', '.join(sorted(missing))}, but {type(likelihood).__name__} "
@@ -76,12 +72,6 @@ class DiffusionPolicyModule(LightningModule):
         self.kl_estimator: KLEstimator = kl_estimator
         self.needs_reference = kl_coefficient > 0
         """Callbacks that compare with the reference set this in their `setup`."""
-        self._dtype: torch.dtype = getattr(torch, dtype)
-        self._make_optimizer = optimizer
-        self._make_scheduler = lr_scheduler
-        # Only a path: a policy kept under two names would be saved twice.
-        self._source = None if isinstance(policy, Policy) else policy
-        self.policy: Policy | None = policy if isinstance(policy, Policy) else None
         # In a tuple, not a submodule: it must not be trained, saved or counted.
         self._reference: tuple[Policy, ...] = ()
         self._collected: list[Mapping[str, Tensor]] = []
@@ -91,43 +81,16 @@ class DiffusionPolicyModule(LightningModule):
     @override
     def configure_model(self) -> None:
         """Loads the policy and, where used, copies the reference: before a checkpoint is restored, so of the start."""
-        if self.policy is None:
-            assert self._source is not None
-            self.policy = load_policy(self._source, self._dtype)
-        check_attention(self.policy.block_size, self.sampler, self.likelihood)
+        super().configure_model()
+        policy = self.loaded_policy
+        check_attention(policy.block_size, self.sampler, self.likelihood)
         if self.needs_reference and not self._reference:
-            self._reference = (copy.deepcopy(self.policy).requires_grad_(False).eval(),)
-
-    @property
-    def loaded_policy(self) -> Policy:
-        """The policy; only after `configure_model`."""
-        assert self.policy is not None, "the policy is loaded in configure_model"
-        return self.policy
-
-    @property
-    def tokenizer(self) -> Any:
-        """The policy's tokenizer."""
-        return self.loaded_policy.tokenizer
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The policy's special ids and candidates."""
-        return self.loaded_policy.vocabulary
+            self._reference = (copy.deepcopy(policy).requires_grad_(False).eval(),)
 
     @property
     def reference(self) -> Denoiser | None:
         """The frozen reference; None where nothing uses it."""
         return self._reference[0] if self._reference else None
-
-    @override
-    def forward(self, *arguments: Any, **options: Any) -> Tensor:
-        """Logits of the policy, see `stabledrl.protocols.Denoiser`."""
-        logits: Tensor = self.loaded_policy(*arguments, **options)
-        return logits
-
-    def new_cache(self) -> Any:
-        """An empty cache of keys and values of the policy."""
-        return self.loaded_policy.new_cache()
 
     @override
     def on_fit_start(self) -> None:
@@ -187,25 +150,6 @@ class DiffusionPolicyModule(LightningModule):
                 "the gradient is not finite; add the GradientSpikeMonitor callback to skip and count such updates"
             )
         self.log("train/grad_norm_clipped", norm, batch_size=1)
-
-    @override
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        optimizer = self._make_optimizer([p for p in self.parameters() if p.requires_grad])
-        check_update_precision(optimizer)
-        if self._make_scheduler is None:
-            return {"optimizer": optimizer}
-        scheduler = self._make_scheduler(optimizer)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-    @override
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint[POLICY_KEY] = self.loaded_policy.describe()
-
-    @override
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if POLICY_KEY not in checkpoint:
-            raise UserInputError(f"the checkpoint has no entry {POLICY_KEY!r}: expected one that training wrote")
-        check_fingerprint(checkpoint[POLICY_KEY]["fingerprint"], self.loaded_policy.fingerprint)
 
     @property
     def tasks(self) -> Mapping[str, Task]:

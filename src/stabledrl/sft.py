@@ -3,21 +3,19 @@
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from typing_extensions import override
 
-from stabledrl.backbones import NewPolicy, Policy, load_policy
-from stabledrl.checkpoints import POLICY_KEY, check_fingerprint
+from stabledrl.backbones import NewPolicy, Policy
 from stabledrl.diffusion import check_attention
+from stabledrl.policy_module import PolicyModule
 from stabledrl.protocols import LikelihoodEstimator
 from stabledrl.randomness import row_keys
-from stabledrl.types import Sequences, Vocabulary
+from stabledrl.types import Sequences
 
 
-class SupervisedModule(LightningModule):
+class SupervisedModule(PolicyModule):
     """Minimises the negative ELBO of demonstrations (Nie et al., "Large Language Diffusion Models", arXiv 2502.09992).
 
     Batches come from `stabledrl.data.DemonstrationDataModule`.
@@ -38,43 +36,14 @@ class SupervisedModule(LightningModule):
         lr_scheduler: LRSchedulerCallable | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(policy, optimizer, lr_scheduler)
         self.likelihood = likelihood
         self.seed = seed
-        self._make_optimizer = optimizer
-        self._make_scheduler = lr_scheduler
-        self._source = policy
-        self.policy: Policy | None = policy if isinstance(policy, Policy) else None
 
     @override
     def configure_model(self) -> None:
-        if self.policy is None:
-            source = self._source
-            assert not isinstance(source, Policy)
-            self.policy = source.build() if isinstance(source, NewPolicy) else load_policy(source)
-        check_attention(self.policy.block_size, self.likelihood)
-
-    @property
-    def loaded_policy(self) -> Policy:
-        """The policy; only after `configure_model`."""
-        assert self.policy is not None, "the policy is loaded in configure_model"
-        return self.policy
-
-    @property
-    def tokenizer(self) -> Any:
-        """The policy's tokenizer."""
-        return self.loaded_policy.tokenizer
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The policy's special ids and candidates."""
-        return self.loaded_policy.vocabulary
-
-    @override
-    def forward(self, *arguments: Any, **options: Any) -> Tensor:
-        """Logits of the policy, see `stabledrl.protocols.Denoiser`."""
-        logits: Tensor = self.loaded_policy(*arguments, **options)
-        return logits
+        super().configure_model()
+        check_attention(self.loaded_policy.block_size, self.likelihood)
 
     @override
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
@@ -90,19 +59,3 @@ class SupervisedModule(LightningModule):
         loss = -estimate.elbo.mean()
         self.log("train/loss", loss, prog_bar=True)
         return loss
-
-    @override
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        optimizer = self._make_optimizer([p for p in self.parameters() if p.requires_grad])
-        if self._make_scheduler is None:
-            return {"optimizer": optimizer}
-        scheduler = self._make_scheduler(optimizer)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-    @override
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint[POLICY_KEY] = self.loaded_policy.describe()
-
-    @override
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        check_fingerprint(checkpoint.get(POLICY_KEY, {}).get("fingerprint", {}), self.loaded_policy.fingerprint)

@@ -146,6 +146,16 @@ def test_state_survives_a_resume(tmp_path: Path) -> None:
     assert (whole["spikes"], whole["nonfinite_updates"], whole["skipped_updates"]) == (2, 1, 3)
 
 
+@pytest.mark.parametrize(("factor", "options"), [(INFINITE, {"stop_after_nonfinite": 3}), (1e4, {"stop_after": 3})])
+def test_a_row_goes_on_over_a_resume(tmp_path: Path, factor: float, options: dict[str, Any]) -> None:
+    checkpoint = RunCheckpoint(dirpath=str(tmp_path))
+    spiky_step = Once(scale_gradient(factor), 6, 7, 8)
+    train(tiny_module(), spiky_step, GradientSpikeMonitor(skip=True, **options), checkpoint, steps=8)
+    with pytest.raises(TrainingStoppedError, match="3 .* in a row"):
+        monitor = GradientSpikeMonitor(skip=True, **options)
+        train(tiny_module(), spiky_step, monitor, steps=9, ckpt_path=tmp_path / "last.ckpt")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

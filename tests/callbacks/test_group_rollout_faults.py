@@ -1,6 +1,7 @@
 """GroupRollout on rollouts that teach nothing, lack rewards or repeat themselves."""
 
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from tests.training import (
     weights,
 )
 
-from stabledrl.callbacks import GroupRollout
+from stabledrl.callbacks import GroupRollout, RunCheckpoint
 from stabledrl.errors import UserInputError
 from stabledrl.likelihoods import MonteCarloElbo
 from stabledrl.objectives import StableDRL
@@ -114,6 +115,12 @@ def test_identical_completions_are_told_once_and_counted(caplog: pytest.LogCaptu
         "rollout/identical_groups). Try a higher temperature"
     ]
     assert recorder.metrics[-1]["rollout/identical_groups"] == 1.0
+
+
+def test_what_was_told_is_not_told_again_after_a_resume(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train(tiny_module(sampler=Fixed(3, 4)), RunCheckpoint(dirpath=str(tmp_path)), steps=2)
+    train(tiny_module(sampler=Fixed(3, 4)), steps=4, ckpt_path=tmp_path / "last.ckpt")
+    assert sum("same completion" in record.message for record in caplog.records) == 1
 
 
 def test_distinct_completions_are_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:

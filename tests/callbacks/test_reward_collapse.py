@@ -131,7 +131,10 @@ def test_rollback_waits_for_the_last_update_of_a_rollout(tmp_path: Path) -> None
 def test_rollback_changes_the_draws_that_follow(tmp_path: Path) -> None:
     monitor = rollback()
     trainer = run(monitor, 0.8, 0.8, 0.1, directory=tmp_path)
-    assert [own.rollback_count for own in trainer.callbacks if isinstance(own, GroupRollout)] == [1]  # type: ignore[attr-defined]
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    resumed = run(rollback(), 0.8, directory=tmp_path, steps=4, ckpt_path=path)
+    for own in (trainer, resumed):
+        assert [cb.rollback_count for cb in own.callbacks if isinstance(cb, GroupRollout)] == [1]  # type: ignore[attr-defined]
 
 
 def test_a_state_is_not_kept_as_healthy_before_it_is_judged(tmp_path: Path) -> None:

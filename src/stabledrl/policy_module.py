@@ -1,0 +1,100 @@
+"""What every LightningModule of the project does with its policy: load, run, optimise, describe in checkpoints."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+from typing_extensions import override
+
+from stabledrl.backbones import NewPolicy, Policy, load_policy
+from stabledrl.checkpoints import POLICY_KEY, check_fingerprint
+from stabledrl.errors import UserInputError
+from stabledrl.gradients import check_update_precision
+from stabledrl.types import Vocabulary
+
+Precision = Literal["float32", "bfloat16", "float16"]
+
+
+class PolicyModule(LightningModule):
+    """Base of the modules that train a policy.
+
+    Args:
+        policy: Model directory, hub id, the shape of a new model, or a policy in memory. Nothing is loaded or made
+            before `configure_model`.
+        optimizer: Makes the optimizer from the trainable parameters.
+        lr_scheduler: Makes the learning-rate schedule, stepped once per optimizer step; None keeps the rate.
+        dtype: Precision of the weights that are loaded.
+    """
+
+    def __init__(
+        self,
+        policy: str | NewPolicy | Policy,
+        optimizer: OptimizerCallable,
+        lr_scheduler: LRSchedulerCallable | None,
+        dtype: Precision = "float32",
+    ) -> None:
+        super().__init__()
+        self._dtype: torch.dtype = getattr(torch, dtype)
+        self._make_optimizer = optimizer
+        self._make_scheduler = lr_scheduler
+        # A policy kept under two names would be saved twice.
+        self._source = None if isinstance(policy, Policy) else policy
+        self.policy: Policy | None = policy if isinstance(policy, Policy) else None
+
+    @override
+    def configure_model(self) -> None:
+        """Loads or makes the policy, once."""
+        if self.policy is None:
+            source = self._source
+            assert source is not None
+            self.policy = source.build() if isinstance(source, NewPolicy) else load_policy(source, self._dtype)
+
+    @property
+    def loaded_policy(self) -> Policy:
+        """The policy; only after `configure_model`."""
+        assert self.policy is not None, "the policy is loaded in configure_model"
+        return self.policy
+
+    @property
+    def tokenizer(self) -> Any:
+        """The policy's tokenizer."""
+        return self.loaded_policy.tokenizer
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The policy's special ids and candidates."""
+        return self.loaded_policy.vocabulary
+
+    @override
+    def forward(self, *arguments: Any, **options: Any) -> Tensor:
+        """Logits of the policy, see `stabledrl.protocols.Denoiser`."""
+        logits: Tensor = self.loaded_policy(*arguments, **options)
+        return logits
+
+    def new_cache(self) -> Any:
+        """An empty cache of keys and values of the policy."""
+        return self.loaded_policy.new_cache()
+
+    @override
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        optimizer = self._make_optimizer([p for p in self.parameters() if p.requires_grad])
+        check_update_precision(optimizer)
+        if self._make_scheduler is None:
+            return {"optimizer": optimizer}
+        scheduler = self._make_scheduler(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    @override
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[POLICY_KEY] = self.loaded_policy.describe()
+
+    @override
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        saved: Mapping[str, Any] | None = checkpoint.get(POLICY_KEY)
+        if saved is None:
+            raise UserInputError(f"the checkpoint has no entry {POLICY_KEY!r}: expected one that training wrote")
+        check_fingerprint(saved["fingerprint"], self.loaded_policy.fingerprint)
