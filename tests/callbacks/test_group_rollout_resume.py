@@ -67,3 +67,10 @@ def test_a_checkpoint_without_the_rollout_is_refused_inside_a_rollout(tmp_path: 
     module = tiny_module(kl_coefficient=0.1, lr_scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9))
     with pytest.raises(UserInputError, match="update 2 of rollout 0 is due"):
         train(module, steps=4, updates=3, ckpt_path=tmp_path / "cut.ckpt")
+
+
+def test_another_seed_may_read_the_state_where_nothing_is_trained(tmp_path: Path) -> None:
+    checkpoint = checkpointed(tmp_path, 2, 1)
+    rollout = GroupRollout(group_size=4, updates_per_rollout=3, seed=1)
+    rollout.load_state_dict(checkpoint["callbacks"]["GroupRollout"])
+    assert rollout.seed == 1

@@ -76,6 +76,7 @@ class GroupRollout(Callback):
         self.max_ungraded_share = max_ungraded_share
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0")) if seed is None else seed
         self.rollback_count = 0
+        self._saved_seed = self.seed
         self._rollout_index = -1
         self._rollouts: RolloutBatch | None = None
         self._metrics: dict[str, float] = {}
@@ -99,6 +100,12 @@ class GroupRollout(Callback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         keep_for_monitors(trainer, self._metrics)
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Not where the state is loaded: a test of the checkpoint draws nothing that the seed decides.
+        if self._saved_seed != self.seed:
+            raise UserInputError(f"seed {self.seed} differs from the checkpoint's {self._saved_seed}; resume with that")
 
     @override
     def on_train_batch_start(
@@ -205,10 +212,7 @@ class GroupRollout(Callback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if state_dict["seed"] != self.seed:
-            raise UserInputError(
-                f"seed {self.seed} differs from the checkpoint's {state_dict['seed']}; resume with that"
-            )
+        self._saved_seed = state_dict["seed"]
         self.rollback_count = state_dict["rollback_count"]
         self._rollout_index = state_dict["rollout_index"]
         saved = state_dict["rollouts"]
