@@ -151,8 +151,8 @@ def test_a_row_goes_on_over_a_resume(tmp_path: Path, factor: float, options: dic
     checkpoint = RunCheckpoint(dirpath=str(tmp_path))
     spiky_step = Once(scale_gradient(factor), 6, 7, 8)
     train(tiny_module(), spiky_step, GradientSpikeMonitor(skip=True, **options), checkpoint, steps=8)
+    monitor = GradientSpikeMonitor(skip=True, **options)
     with pytest.raises(TrainingStoppedError, match=r"3 .* in a row"):
-        monitor = GradientSpikeMonitor(skip=True, **options)
         train(tiny_module(), spiky_step, monitor, steps=9, ckpt_path=tmp_path / "last.ckpt")
 
 

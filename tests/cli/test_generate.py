@@ -7,6 +7,7 @@ from tests.cli.runs import MODEL, error_of
 
 from stabledrl import backbones
 from stabledrl.cli import main
+from stabledrl.export import export_policy
 
 BLOCK_MODEL = f"{MODEL}-block"
 PROMPT = "0012300412343410="
@@ -77,6 +78,14 @@ def test_mistakes_are_told_before_the_model_is_loaded(
     monkeypatch.setattr(backbones.loading, "load_model", lambda *_: pytest.fail("the model was loaded"))
     error = error_of(["generate", *arguments], capsys)
     assert [part for part in parts if part not in error] == [], error
+
+
+def test_a_chat_goes_through_the_models_template(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no chat template" in error_of(["generate", MODEL, PROMPT, *SHORT, "--chat=true"], capsys)
+    policy = backbones.load_policy(MODEL)
+    policy.tokenizer.chat_template = "{% for message in messages %}{{ message.content }}={% endfor %}"
+    model = str(export_policy(policy, tmp_path / "chat"))
+    assert text_of([model, PROMPT[:-1], *SHORT, "--chat=true"], capsys) == text_of([MODEL, PROMPT, *SHORT], capsys)
 
 
 @pytest.mark.parametrize("prompt", ["Ж", "12Q"])

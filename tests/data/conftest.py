@@ -55,6 +55,12 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return make_character_tokenizer()
 
 
+@pytest.fixture
+def undeclaring_tokenizer() -> PreTrainedTokenizerFast:
+    """Does not say that its mask token is special, as LLaDA's does not."""
+    return make_character_tokenizer(declare_mask=False)
+
+
 @pytest.fixture(params=["characters", "characters, mask undeclared", "bpe", "bpe, mask undeclared"])
 def any_tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
     make = make_bpe_tokenizer if request.param.startswith("bpe") else make_character_tokenizer

@@ -145,12 +145,14 @@ def test_evaluation_batches_carry_columns_without_demonstrations(
     assert not any("completion" in columns for columns in batch["columns"])
 
 
-def test_declared_mask_and_end_tokens_in_a_prompt_are_text(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    module = Recorder(tokenizer)
+def test_mask_and_end_token_of_the_vocabulary_are_text_in_a_prompt(
+    undeclaring_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    module = Recorder(undeclaring_tokenizer)
     rows = [{"prompt": "<|mask|>1<|end|>", "puzzle": "0" * 16}]
     data = make_data(tasks=[Broken("train", rows)], prompts_per_rollout=1)
-    make_trainer(tmp_path, max_steps=1).fit(module, data)
-    assert tokenizer.decode(module.seen[0][3][0]) == rows[0]["prompt"]
+    make_trainer(tmp_path, max_steps=1, limit_val_batches=0).fit(module, data)
+    assert undeclaring_tokenizer.decode(module.seen[0][3][0]) == rows[0]["prompt"]
     assert not {END, MASK} & set(module.seen[0][3][0])
 
 

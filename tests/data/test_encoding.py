@@ -77,6 +77,13 @@ def test_ordinary_text_gets_no_tokens_around_it(any_tokenizer: PreTrainedTokeniz
     assert encode_prompt(any_tokenizer, "0123=", special(any_tokenizer)) == expected
 
 
+def test_spelled_unknown_token_is_characters(tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.add_special_tokens({"unk_token": "<|unk|>"})
+    ids = encode_text(tokenizer, "<|unk|>")
+    assert len(ids) == len("<|unk|>")
+    assert tokenizer.unk_token_id not in ids
+
+
 def test_white_space_that_the_template_trims_stays_trimmed_beside_a_spelled_token(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:

@@ -110,7 +110,7 @@ def test_resume_at_every_position_equals_uninterrupted() -> None:
                 if len(seen) == position:
                     break
         state = stopped.state_dict()
-        assert state == {"position": position}
+        assert state["position"] == position
         resumed = make_loader()
         resumed.load_state_dict(state)
         # The rest of the current epoch, then whole ones.
@@ -124,7 +124,7 @@ def test_position_counts_the_batch_in_use() -> None:
     iterator = iter(loader)
     for expected in range(1, 4):
         next(iterator)
-        assert loader.state_dict() == {"position": expected}
+        assert loader.state_dict()["position"] == expected
 
 
 @given(st.integers(1, 12), st.integers(1, 4), st.integers(1, 3), st.integers(0, 60))
@@ -132,10 +132,17 @@ def test_kth_batch_is_a_function_of_k(prompts: int, size: int, slots: int, posit
     if prompts < size:
         return
     walked, jumped = make_loader(prompts, size, slots), make_loader(prompts, size, slots)
-    jumped.load_state_dict({"position": position})
+    jumped.load_state_dict({**jumped.state_dict(), "position": position})
     batches = (batch for _ in itertools.count() for batch in walked)
     expected = next(itertools.islice(batches, position, None))
     assert plain(next(iter(jumped))) == plain(expected)
+
+
+@pytest.mark.parametrize("changed", [{"prompts": 8}, {"size": 3}, {"slots": 2}], ids=str)
+def test_resume_of_another_configuration_is_refused(changed: dict[str, int]) -> None:
+    name = {"prompts": "prompts", "size": "prompts_per_rollout", "slots": "slots"}[next(iter(changed))]
+    with pytest.raises(UserInputError, match=rf"{name} is \d and was \d"):
+        make_loader(**changed).load_state_dict(make_loader().state_dict())
 
 
 def test_fewer_prompts_than_a_rollout_needs_are_refused() -> None:

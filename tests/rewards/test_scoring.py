@@ -169,6 +169,11 @@ def test_raising_grader_is_named_with_its_sample() -> None:
         score(Fragile())
 
 
+def test_unusable_column_is_the_users_error() -> None:
+    with pytest.raises(UserInputError, match="whole numbers"):
+        score(CountdownEquation("bare"), rows=[{**row, "target": "7"} for row in ROWS])
+
+
 MISSING = [None, float("nan"), float("inf"), float("-inf"), torch.tensor(float("nan"))]
 
 

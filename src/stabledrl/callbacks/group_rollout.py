@@ -100,9 +100,6 @@ class GroupRollout(Callback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         keep_for_monitors(trainer, self._metrics)
-
-    @override
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Not where the state is loaded: a test of the checkpoint draws nothing that the seed decides.
         if self._saved_seed != self.seed:
             raise UserInputError(f"seed {self.seed} differs from the checkpoint's {self._saved_seed}; resume with that")

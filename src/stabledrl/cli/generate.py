@@ -4,9 +4,11 @@ import math
 from typing import Literal
 
 import torch
+from torch import Tensor
 
+from stabledrl.backbones import Policy
 from stabledrl.cli.parsing import call
-from stabledrl.data.encoding import encode_text
+from stabledrl.data.encoding import encode_prompt
 from stabledrl.diffusion import check_attention
 from stabledrl.errors import UserInputError
 from stabledrl.export import load_any_policy
@@ -19,6 +21,7 @@ def generate(
     model: str,
     prompt: str,
     *,
+    chat: bool = False,
     completion_length: int = 128,
     block_size: int | None = None,
     denoising_steps: int | None = None,
@@ -33,6 +36,7 @@ def generate(
     Args:
         model: Model directory, hub id or checkpoint.
         prompt: The prompt.
+        chat: Put the prompt through the model's chat template, as a user's message.
         completion_length: Tokens to generate at most.
         block_size: Tokens decoded together; by default 32, or the completion length if shorter. A block-causal model
             has its own.
@@ -50,21 +54,23 @@ def generate(
     if not prompt:
         raise UserInputError("the prompt is empty; expected text")
     steps = completion_length if denoising_steps is None else denoising_steps
-    sampler: Sampler = SemiAutoregressiveSampler(
-        completion_length=completion_length,
-        block_size=min(32, completion_length) if block_size is None else block_size,
-        denoising_steps=steps,
-        remasking=remasking,
-    )
+    size = min(32, completion_length) if block_size is None else block_size
+    # Made before the model is loaded, so that values no sampler takes are refused at once.
+    sampler: Sampler = SemiAutoregressiveSampler(completion_length, size, steps, remasking)
     _check_device(device)
     policy = load_any_policy(model).to(device)
     if policy.block_size is not None:
-        size = policy.block_size if block_size is None else block_size
-        sampler = BlockDiffusionSampler(completion_length, size, steps, remasking)
+        own = policy.block_size if block_size is None else block_size
+        sampler = BlockDiffusionSampler(completion_length, own, steps, remasking)
     check_attention(policy.block_size, sampler)
-    ids = encode_text(policy.tokenizer, prompt)
-    prompt_ids = torch.tensor([ids] * samples, device=device)
-    index = torch.arange(samples, device=device)
+    messages = [{"role": "user", "content": prompt}] if chat else prompt
+    ids = torch.tensor([encode_prompt(policy.tokenizer, messages)] * samples, device=device)
+    for text in _complete(policy, sampler, ids, temperature, seed):
+        print(text)
+
+
+def _complete(policy: Policy, sampler: Sampler, prompt_ids: Tensor, temperature: float, seed: int) -> list[str]:
+    index = torch.arange(len(prompt_ids), device=prompt_ids.device)
     completions = sampler(
         policy,
         prompt_ids,
@@ -73,8 +79,8 @@ def generate(
         row_keys=row_keys(seed, 0, torch.zeros_like(index), index),
         temperature=temperature,
     )
-    for row, mask in zip(completions.token_ids, completions.completion_mask):
-        print(policy.tokenizer.decode(row[mask].tolist(), skip_special_tokens=True))
+    rows = zip(completions.token_ids, completions.completion_mask)
+    return [str(policy.tokenizer.decode(row[mask].tolist(), skip_special_tokens=True)) for row, mask in rows]
 
 
 def _check_device(device: str) -> None:

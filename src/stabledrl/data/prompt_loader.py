@@ -73,12 +73,29 @@ class PromptLoader:
         return uniforms(key, Purpose.DATA, 0, len(self._prompts))[0].argsort(stable=True)
 
     def state_dict(self) -> dict[str, int]:
-        """Batches handed out so far."""
-        return {"position": self._position}
+        """Batches handed out so far, and what their numbers mean."""
+        return {"position": self._position, **self._shape()}
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
-        """Goes on after the batches that were handed out."""
+        """Goes on after the batches that were handed out.
+
+        Raises:
+            UserInputError: The state is of other prompts, or of another number of them or of slots.
+        """
+        changed = [
+            f"{name} is {own} and was {state_dict[name]}"
+            for name, own in self._shape().items()
+            if state_dict[name] != own
+        ]
+        if changed:
+            raise UserInputError(
+                f"the checkpoint's place in the data is that of another configuration ({'; '.join(changed)}); "
+                f"resume with what it was"
+            )
         self._position = state_dict["position"]
+
+    def _shape(self) -> dict[str, int]:
+        return {"prompts": len(self._prompts), "prompts_per_rollout": self._size, "slots": self._slots}
 
 
 class EvaluationLoader:
