@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.quickstart import read_curves
+from benchmarks.recipe import read_curves
 from tests.training import LENGTH, Recorder, tiny_module, tiny_policy, train
 
 from stabledrl.backbones import NewPolicy

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.quickstart import run, summarize
+from benchmarks.recipe import run, summarize
 
 from stabledrl.cli import main
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.slow
 def test_quickstart_learns_clips_and_reports_what_test_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    curves = run(0, tmp_path)
+    curves = run("configs/quickstart.yaml", 0, tmp_path)
     summary = summarize(0, curves, 0.0)
     assert summary["gain"] >= 0.25
     assert 0.01 < summary["clip_fraction_mean"] < 0.9
@@ -25,8 +25,9 @@ def test_quickstart_learns_clips_and_reports_what_test_finds(tmp_path: Path, mon
     assert sum(verdicts) / len(verdicts) == pytest.approx(summary["accuracy_after"], abs=1e-6)
 
 
-def test_committed_results_meet_the_bar() -> None:
-    lines = (ROOT / "benchmarks" / "results" / "quickstart.jsonl").read_text().splitlines()
+@pytest.mark.parametrize(("recipe", "least"), [("quickstart", 0.25), ("tiny_block", 0.2)])
+def test_committed_results_meet_the_bar(recipe: str, least: float) -> None:
+    lines = (ROOT / "benchmarks" / "results" / f"{recipe}.jsonl").read_text().splitlines()
     results = [json.loads(line) for line in lines]
     assert {result["seed"] for result in results} == {0, 1, 2}
-    assert all(result["gain"] >= 0.25 for result in results)
+    assert all(result["gain"] >= least for result in results)

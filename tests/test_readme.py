@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from benchmarks.quickstart import table
+from benchmarks.recipe import table
 
 from stabledrl.cli import main
 
@@ -39,7 +39,8 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with what a clone has, and README's examples as files."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "tiny-sudoku").symlink_to(ROOT / "checkpoints" / "tiny-sudoku")
+    for model in ("tiny-sudoku", "tiny-sudoku-block"):
+        (tmp_path / "checkpoints" / model).symlink_to(ROOT / "checkpoints" / model)
     blocks = re.findall(r"```(?:python|yaml)\n(.*?)```", README, re.S)
     for name, mark in FILES.items():
         (text,) = [block for block in blocks if mark in block]
@@ -67,6 +68,7 @@ def test_every_example_file_is_named_in_the_text() -> None:
     assert [name for name in FILES if name not in README] == []
 
 
-def test_numbers_are_those_of_the_committed_results() -> None:
-    lines = (ROOT / "benchmarks" / "results" / "quickstart.jsonl").read_text(encoding="utf-8").splitlines()
+@pytest.mark.parametrize("recipe", ["quickstart", "tiny_block"])
+def test_numbers_are_those_of_the_committed_results(recipe: str) -> None:
+    lines = (ROOT / "benchmarks" / "results" / f"{recipe}.jsonl").read_text(encoding="utf-8").splitlines()
     assert table([json.loads(line) for line in lines]) in README
