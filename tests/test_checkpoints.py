@@ -57,7 +57,7 @@ def test_truncated_file_is_refused(tmp_path: Path, content: dict[str, Any], shar
     file = write(tmp_path / "cut.ckpt", content)
     whole = file.read_bytes()
     file.write_bytes(whole[: int(share * len(whole))])
-    refused(file, "cannot read .* is it complete")
+    refused(file, "cannot read .* it is incomplete")
 
 
 @pytest.mark.parametrize("data", [b"plain text", b"PK\x03\x04 and then nothing", bytes(1000)])

@@ -195,3 +195,10 @@ def test_predictions_are_greedy_and_repeatable() -> None:
         train(tiny_module(), evaluation, steps=1, rollout=rollout)
         evaluations.append(evaluation.last)
     assert evaluations[0] == evaluations[1]
+
+
+@pytest.mark.parametrize("options", [{"lr": -0.1}, {"betas": (1.5, 0.9)}, {"nonsense": 1}], ids=str)
+def test_settings_that_an_optimizer_refuses_are_the_users(options: dict[str, Any]) -> None:
+    module = tiny_module(optimizer=lambda parameters: torch.optim.AdamW(parameters, **options))
+    with pytest.raises(UserInputError, match="refused its settings"):
+        module.configure_optimizers()

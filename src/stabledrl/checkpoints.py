@@ -26,8 +26,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     try:
         checkpoint: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
-        message = " ".join(str(error).split())[:200]
-        raise UserInputError(f"cannot read {str(path)!r}, is it complete? {message}") from error
+        raise UserInputError(f"cannot read {str(path)!r}: it is incomplete, or no checkpoint") from error
     policy = checkpoint.get(POLICY_KEY) if isinstance(checkpoint, dict) else None
     if not isinstance(policy, dict) or not {"fingerprint", "files"} <= policy.keys() or "state_dict" not in checkpoint:
         raise UserInputError(f"{str(path)!r} is not a checkpoint of this project: it holds no policy")

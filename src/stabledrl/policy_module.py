@@ -81,11 +81,18 @@ class PolicyModule(LightningModule):
 
     @override
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        optimizer = self._make_optimizer([p for p in self.parameters() if p.requires_grad])
-        check_update_precision(optimizer)
-        if self._make_scheduler is None:
+        try:
+            optimizer = self._make_optimizer([p for p in self.parameters() if p.requires_grad])
+            # Before the schedule, whose warm-up lowers the rate.
+            check_update_precision(optimizer)
+            scheduler = None if self._make_scheduler is None else self._make_scheduler(optimizer)
+        except UserInputError:
+            raise
+        except (ValueError, TypeError) as error:
+            # Their constructors judge what the user wrote: a negative learning rate, betas out of range.
+            raise UserInputError(f"optimizer or lr_scheduler refused its settings: {error}") from error
+        if scheduler is None:
             return {"optimizer": optimizer}
-        scheduler = self._make_scheduler(optimizer)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     @override

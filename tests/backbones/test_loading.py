@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from stabledrl.backbones import Policy, load_policy
+from stabledrl.backbones import Policy, load_policy, loading
 from stabledrl.errors import UserInputError
 from stabledrl.export import export_policy
 
@@ -219,3 +219,16 @@ def test_refusal_prints_nothing_else(directory: Path, capfd: pytest.CaptureFixtu
     change_weights(directory, lambda weights: weights.pop("model.norm.weight"))
     refused(directory, "missing")
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("path", ["nope", "checkpoints/nope", "./org/name", "/abs/name", "a/b/c", "tests/nope"])
+def test_paths_that_are_no_hub_ids_ask_no_hub(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr(loading, "cached_file", fetch)
+    refused(path, "seen from")
+
+
+def test_a_hub_id_is_told_from_a_path() -> None:
+    assert loading.looks_like_hub_id("GSAI-ML/LLaDA-8B-Instruct")

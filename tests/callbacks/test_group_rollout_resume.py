@@ -56,7 +56,7 @@ def without_time(state: dict[str, Any]) -> dict[str, Any]:
 def test_another_seed_is_refused_on_resume(tmp_path: Path) -> None:
     checkpointed(tmp_path, 2, 1)
     rollout = GroupRollout(group_size=4, updates_per_rollout=3, seed=1)
-    with pytest.raises(UserInputError, match="seed 1 differs from the checkpoint's 0"):
+    with pytest.raises(UserInputError, match="seed 1 is not the checkpoint's 0"):
         train(tiny_module(), rollout=rollout, ckpt_path=tmp_path / "last.ckpt", steps=4)
 
 

@@ -51,6 +51,11 @@ def read_config(path: str, revision: str | None = None) -> dict[str, Any]:
     """
     if Path(path).exists() and not (Path(path) / "config.json").is_file():
         raise UserInputError(f"no config.json in {path!r}: expected a model directory in the Hugging Face layout")
+    if not Path(path).exists() and not looks_like_hub_id(path):
+        raise UserInputError(
+            f"no model at {path!r}: expected a directory with a config.json (seen from {str(Path.cwd())!r}), "
+            f"or a hub id owner/name"
+        )
     try:
         file = cached_file(path, "config.json", revision=revision)
     except (OSError, HFValidationError) as error:
@@ -64,6 +69,13 @@ def read_config(path: str, revision: str | None = None) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise UserInputError(f"config.json of {path!r} is not a JSON object but a {type(config).__name__}")
     return config
+
+
+def looks_like_hub_id(path: str) -> bool:
+    """Whether a path may name a repository of the hub: `owner/name`, with an owner that is no folder one works in."""
+    owner, slash, name = path.partition("/")
+    local = owner in ("", ".", "..", "~", "checkpoints") or Path(owner).exists()
+    return bool(slash and name) and "/" not in name and not local
 
 
 def find_backbone(path: str, revision: str | None = None) -> Backbone:

@@ -3,6 +3,7 @@
 import logging
 
 from lightning.pytorch.utilities import rank_zero_only
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 _log = logging.getLogger("stabledrl")
 
@@ -14,4 +15,6 @@ class TrainingStoppedError(RuntimeError):
 @rank_zero_only
 def alarm(message: str) -> None:
     """Tells the user of something that needs a look. Not a Python warning: those are shown once a place."""
-    _log.warning(message)
+    # A progress bar on the screen is cleared for the message and drawn again below it.
+    with logging_redirect_tqdm(loggers=[logging.getLogger()]):
+        _log.warning(message)

@@ -102,7 +102,9 @@ class GroupRollout(Callback):
         keep_for_monitors(trainer, self._metrics)
         # Not where the state is loaded: a test of the checkpoint draws nothing that the seed decides.
         if self._saved_seed != self.seed:
-            raise UserInputError(f"seed {self.seed} differs from the checkpoint's {self._saved_seed}; resume with that")
+            raise UserInputError(
+                f"seed {self.seed} is not the checkpoint's {self._saved_seed}; resume with it (--seed_everything)"
+            )
 
     @override
     def on_train_batch_start(

@@ -43,6 +43,12 @@ class StepProgressBar(TQDMProgressBar):
         self.train_progress_bar.set_postfix(self.get_metrics(trainer, pl_module))
 
     @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        # The bar's line is ended, so that what is said of the exception begins on its own.
+        if self._train_progress_bar is not None:
+            self._train_progress_bar.close()
+
+    @override
     def get_metrics(
         self, trainer: Trainer, pl_module: LightningModule
     ) -> dict[str, int | str | float | dict[str, float]]:

@@ -30,6 +30,7 @@ def generate(
     samples: int = 1,
     seed: int = 0,
     device: str = "cpu",
+    num_threads: int | None = None,
 ) -> None:
     """Completes a prompt with a model directory, a hub id, or a .ckpt file that training wrote.
 
@@ -46,17 +47,15 @@ def generate(
         samples: How many completions.
         seed: Seed of the draws.
         device: Where to run.
+        num_threads: Threads of CPU operations; null leaves torch's choice, 1 is fastest for tiny models.
     """
-    if samples < 1:
-        raise UserInputError(f"samples {samples} must be at least 1")
-    if not 0 <= temperature < math.inf:
-        raise UserInputError(f"temperature {temperature} must be 0 (greedy) or a positive finite number")
-    if not prompt:
-        raise UserInputError("the prompt is empty; expected text")
+    _check(prompt, samples, temperature, num_threads)
     steps = completion_length if denoising_steps is None else denoising_steps
     size = min(32, completion_length) if block_size is None else block_size
     # Made before the model is loaded, so that values no sampler takes are refused at once.
     sampler: Sampler = SemiAutoregressiveSampler(completion_length, size, steps, remasking)
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
     _check_device(device)
     policy = load_any_policy(model).to(device)
     if policy.block_size is not None:
@@ -67,6 +66,17 @@ def generate(
     ids = torch.tensor([encode_prompt(policy.tokenizer, messages)] * samples, device=device)
     for text in _complete(policy, sampler, ids, temperature, seed):
         print(text)
+
+
+def _check(prompt: str, samples: int, temperature: float, num_threads: int | None) -> None:
+    if samples < 1:
+        raise UserInputError(f"samples {samples} must be at least 1")
+    if not 0 <= temperature < math.inf:
+        raise UserInputError(f"temperature {temperature} must be 0 (greedy) or a positive finite number")
+    if not prompt:
+        raise UserInputError("the prompt is empty; expected text")
+    if num_threads is not None and num_threads < 1:
+        raise UserInputError(f"num_threads {num_threads} must be at least 1")
 
 
 def _complete(policy: Policy, sampler: Sampler, prompt_ids: Tensor, temperature: float, seed: int) -> list[str]:

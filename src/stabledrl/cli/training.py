@@ -160,6 +160,9 @@ class TrainingCLI(LightningCLI):
         checkpoint = getattr(self.trainer.checkpoint_callback, "last_model_path", "")
         if checkpoint:
             print(f"checkpoint: {checkpoint}")
+        if _signal_of(self.trainer) is not None:
+            step, steps = self.trainer.global_step, self.trainer.max_steps
+            print(f"stopped after step {step} of {steps}; the same command with --ckpt_path last goes on from there")
 
 
 def run_training(command: str, options: list[str]) -> int:
@@ -192,10 +195,15 @@ def run_training(command: str, options: list[str]) -> int:
         raise
     finally:
         sys.argv = arguments
-    for callback in cli.trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, GracefulStop) and callback.signal_received is not None:
-            return 128 + callback.signal_received
-    return 0
+    received = _signal_of(cli.trainer)
+    return 0 if received is None else 128 + received
+
+
+def _signal_of(trainer: Trainer) -> int | None:
+    """The signal that ended the run, if one did."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    received = (callback.signal_received for callback in callbacks if isinstance(callback, GracefulStop))
+    return next((number for number in received if number is not None), None)
 
 
 def _train(command: str, options: list[str]) -> TrainingCLI:

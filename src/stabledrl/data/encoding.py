@@ -80,8 +80,17 @@ def _plain_ids(tokenizer: Any, text: str, **options: Any) -> list[int]:
     try:
         ids: list[int] = tokenizer(text, add_special_tokens=False, **options).input_ids
     except Exception as error:
-        raise UserInputError(f"the tokenizer cannot encode {text[:80]!r}: {error}") from error
+        unknown = next((f", it does not know {one!r}" for one in dict.fromkeys(text) if not _knows(tokenizer, one)), "")
+        raise UserInputError(f"the tokenizer cannot encode {text[:80]!r}{unknown}: {error}") from error
     return ids
+
+
+def _knows(tokenizer: Any, character: str) -> bool:
+    try:
+        tokenizer(character, add_special_tokens=False)
+    except Exception:
+        return False
+    return True
 
 
 def encode_prompt(tokenizer: Any, prompt: Any, special: frozenset[int] | None = None) -> list[int]:
