@@ -74,3 +74,12 @@ def test_another_seed_may_read_the_state_where_nothing_is_trained(tmp_path: Path
     rollout = GroupRollout(group_size=4, updates_per_rollout=3, seed=1)
     rollout.load_state_dict(checkpoint["callbacks"]["GroupRollout"])
     assert rollout.seed == 1
+
+
+def test_the_rollouts_metrics_are_known_to_monitors_after_a_resume_inside_it(tmp_path: Path) -> None:
+    checkpointed(tmp_path / "a", 2, 1)
+    monitored = RunCheckpoint(dirpath=str(tmp_path / "b"), every_n_train_steps=3, monitor="rollout/reward_mean")
+    module = tiny_module(kl_coefficient=0.1, lr_scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9))
+    trainer = train(module, monitored, steps=3, updates=3, ckpt_path=tmp_path / "a" / "last.ckpt")
+    assert (tmp_path / "b" / "step-000003.ckpt").is_file()
+    assert monitored.best_model_score == trainer.callback_metrics["rollout/reward_mean"]
