@@ -1,6 +1,5 @@
 """Monte-Carlo estimates of the evidence lower bound of a masked diffusion language model."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -11,6 +10,7 @@ from typing_extensions import override
 from stabledrl.diffusion import masking
 from stabledrl.errors import UserInputError
 from stabledrl.likelihoods.eubo import Reduction, eubo
+from stabledrl.likelihoods.settings import check_settings, mask_step, provided
 from stabledrl.protocols import Denoiser, LikelihoodEstimator, Need
 from stabledrl.types import Corruption, LikelihoodEstimate, Sequences, Vocabulary
 
@@ -101,19 +101,11 @@ class MonteCarloElbo(LikelihoodEstimator):
     keep_logits: bool = False
 
     def __post_init__(self) -> None:
-        for name, value, known in (("masking", self.masking, Masking), ("reduction", self.reduction, Reduction)):
-            if value not in get_args(known):
-                raise UserInputError(f"{name} {value!r} is unknown; use one of {', '.join(get_args(known))}")
-        if self.draws < 1:
-            raise UserInputError(f"draws {self.draws} must be at least 1")
+        check_settings(self.draws, self.block_size, self.reduction, self.eubo_beta)
+        if self.masking not in get_args(Masking):
+            raise UserInputError(f"masking {self.masking!r} is unknown; use one of {', '.join(get_args(Masking))}")
         if self.masking == "complementary" and self.draws % 2:
             raise UserInputError(f"draws {self.draws} must be even for complementary masks, which come in pairs")
-        if self.eubo_beta is not None and not 1 <= self.eubo_beta < math.inf:
-            raise UserInputError(
-                f"eubo_beta {self.eubo_beta} must be finite and at least 1, or null for no upper bound"
-            )
-        if self.block_size < 1:
-            raise UserInputError(f"block_size {self.block_size} must be at least 1")
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
@@ -123,16 +115,11 @@ class MonteCarloElbo(LikelihoodEstimator):
     @property
     def provides(self) -> frozenset[Need]:  # type: ignore[override]
         """What the estimates hold."""
-        needs: set[Need] = {"elbo", "token_log_probs"}
-        if self.eubo_beta is not None:
-            needs.add("eubo")
-        if self.keep_logits:
-            needs.add("logits")
-        return frozenset(needs)
+        return provided(self.eubo_beta, self.keep_logits)
 
     @override
     def corrupt(self, sequences: Sequences, *, update: int | None) -> Corruption:
-        step = 0 if self.share_masks or update is None else update + 1
+        step = mask_step(self.share_masks, update)
         if self.masking == "block_random":
             return masking.block_random(sequences, self.draws, step, self.block_size)
         law = {

@@ -1,8 +1,6 @@
 """The ELBO of block-diffusion models, all blocks in one forward pass."""
 
-import math
 from dataclasses import dataclass
-from typing import get_args
 
 import torch
 from torch import Tensor
@@ -11,9 +9,9 @@ from typing_extensions import override
 from stabledrl.diffusion import masking
 from stabledrl.diffusion.block_grid import BlockGrid, columns_of_blocks
 from stabledrl.diffusion.staircase import staircase_mask
-from stabledrl.errors import UserInputError
 from stabledrl.likelihoods.elbo import estimate_from_logits
 from stabledrl.likelihoods.eubo import Reduction
+from stabledrl.likelihoods.settings import check_settings, mask_step, provided
 from stabledrl.protocols import Denoiser, LikelihoodEstimator, Need
 from stabledrl.types import Corruption, LikelihoodEstimate, Sequences, Vocabulary
 
@@ -52,17 +50,7 @@ class StaircaseElbo(LikelihoodEstimator):
     keep_logits: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in (("block_size", self.block_size), ("draws", self.draws)):
-            if not isinstance(value, int) or value < 1:
-                raise UserInputError(f"{name} {value!r} is not valid; use a whole number of at least 1")
-        if self.reduction not in get_args(Reduction):
-            raise UserInputError(
-                f"reduction {self.reduction!r} is unknown; use one of {', '.join(get_args(Reduction))}"
-            )
-        if self.eubo_beta is not None and not 1 <= self.eubo_beta < math.inf:
-            raise UserInputError(
-                f"eubo_beta {self.eubo_beta} must be finite and at least 1, or null for no upper bound"
-            )
+        check_settings(self.draws, self.block_size, self.reduction, self.eubo_beta)
 
     @property
     @override
@@ -72,16 +60,11 @@ class StaircaseElbo(LikelihoodEstimator):
     @property
     def provides(self) -> frozenset[Need]:  # type: ignore[override]
         """What the estimates hold."""
-        needs: set[Need] = {"elbo", "token_log_probs"}
-        if self.eubo_beta is not None:
-            needs.add("eubo")
-        if self.keep_logits:
-            needs.add("logits")
-        return frozenset(needs)
+        return provided(self.eubo_beta, self.keep_logits)
 
     @override
     def corrupt(self, sequences: Sequences, *, update: int | None) -> Corruption:
-        step = 0 if self.share_masks or update is None else update + 1
+        step = mask_step(self.share_masks, update)
         return masking.block_stratified(sequences, self.draws, step, self.block_size)
 
     @override
