@@ -17,7 +17,7 @@ from stabledrl.data import PromptDataModule
 from stabledrl.likelihoods import MonteCarloElbo
 from stabledrl.module import DiffusionPolicyModule
 from stabledrl.objectives import GRPO, StableDRL
-from stabledrl.protocols import Objective, Split, Task
+from stabledrl.protocols import LikelihoodEstimator, Objective, Split, Task
 from stabledrl.samplers import SemiAutoregressiveSampler
 
 LENGTH = 4
@@ -28,7 +28,9 @@ def shipped_objectives() -> list[Objective]:
     for module in pkgutil.iter_modules(objectives.__path__):
         importlib.import_module(f"{objectives.__name__}.{module.name}")
     classes = sorted(_subclasses(Objective), key=lambda cls: cls.__name__)
-    return [cls() for cls in classes if cls.__module__.startswith("stabledrl.") and not inspect.isabstract(cls)]
+    return [
+        cls() for cls in classes if cls.__module__.startswith(f"{objectives.__name__}.") and not inspect.isabstract(cls)
+    ]
 
 
 def _subclasses(cls: type) -> set[type]:
@@ -48,12 +50,21 @@ class WriteSevens(Task):
         return [{"prompt": f"{digit}="} for digit in range(8)]
 
 
+SAMPLER = SemiAutoregressiveSampler(completion_length=LENGTH, block_size=LENGTH, denoising_steps=LENGTH)
+
+
+def estimator_for(objective: Objective) -> LikelihoodEstimator:
+    """The first estimator that gives an objective what it needs."""
+    estimators = [MonteCarloElbo(draws=2, masking="complementary", share_masks=share) for share in (False, True)]
+    return next(it for it in estimators if objective.needs <= it.provides | SAMPLER.provides)
+
+
 def train(objective: Objective) -> float:
     module = DiffusionPolicyModule(
         policy=NewPolicy(characters="0123456789=", hidden_size=32, num_layers=1, num_heads=2).build(),
         objective=objective,
-        likelihood=MonteCarloElbo(draws=2, masking="complementary"),
-        sampler=SemiAutoregressiveSampler(completion_length=LENGTH, block_size=LENGTH, denoising_steps=LENGTH),
+        likelihood=estimator_for(objective),
+        sampler=SAMPLER,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-3),
     )
     rollout = GroupRollout(group_size=8, temperature=1.0, updates_per_rollout=2, baseline="standardize", seed=0)

@@ -25,7 +25,6 @@ def test_loss_weights_and_gradient_norm_are_those_of_the_release(surrogate: str,
         graded=torch.ones(rows, dtype=torch.bool),
         advantages=golden["loss.advantages"],
         old=replace(current, elbo=golden["loss.old_elbo"]).detach(),
-        step_map=torch.zeros_like(sequences.completion_ids),
         totals=UpdateTotals(rows=rows, groups=1, tokens=int(sequences.lengths.sum())),
     )
     objective = StableDRL(eps_low=None, eps_high=4.0, omega=omega)  # The release bounds the ratio by 5 from above.

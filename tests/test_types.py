@@ -38,6 +38,7 @@ def sequences() -> Sequences:
 def estimate(**optional: Tensor) -> LikelihoodEstimate:
     return LikelihoodEstimate(
         elbo=torch.randn(N, requires_grad=True) * 1,
+        token_elbo=torch.randn(N, C),
         token_log_probs=torch.randn(N, K, C),
         scored=torch.rand(N, K, C) < 0.5,
         **optional,
@@ -52,7 +53,6 @@ def rollouts(reference: LikelihoodEstimate | None = None) -> RolloutBatch:
         graded=torch.tensor([True, False, True, True, True]),
         advantages=torch.randn(N),
         old=estimate(eubo=torch.randn(N)),
-        step_map=torch.randint(-1, C, (N, C)),
         totals=UpdateTotals(rows=20, groups=10, tokens=77),
         reference=reference,
     )

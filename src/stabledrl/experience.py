@@ -147,7 +147,6 @@ class ExperienceCollector:
             advantages=advantages,
             old=self._score(forward, sequences, corruption),
             reference=None if reference is None else self._score(reference, sequences, corruption),
-            step_map=completions.step_map,
             totals=UpdateTotals(rows=len(samples), groups=groups, tokens=int(sequences.lengths.sum())),
         )
 

@@ -16,10 +16,26 @@ from stabledrl.diffusion import check_attention
 from stabledrl.errors import UserInputError
 from stabledrl.evaluation import TaskScores, evaluate_batch
 from stabledrl.gradients import gradient_norm
-from stabledrl.objectives.kl import KLEstimator, kl_penalty
+from stabledrl.objectives.kl import KLEstimator, KLLevel, kl_shares
 from stabledrl.policy_module import PolicyModule, Precision
 from stabledrl.protocols import Denoiser, LikelihoodEstimator, Objective, Sampler, Task
 from stabledrl.types import ObjectiveOutput, RolloutBatch, Sample, combine_metrics
+
+
+def check_needs(objective: Objective, likelihood: LikelihoodEstimator, sampler: Sampler) -> None:
+    """Refuses an objective whose estimates would lack something.
+
+    Raises:
+        UserInputError: Something is needed that is not provided.
+    """
+    provided = likelihood.provides | sampler.provides
+    for asking in (objective, likelihood):
+        if missing := asking.needs - provided:
+            raise UserInputError(
+                f"{type(asking).__name__} needs {', '.join(sorted(missing))}, but {type(likelihood).__name__} "
+                f"provides {', '.join(sorted(likelihood.provides))} and {type(sampler).__name__} "
+                f"{', '.join(sorted(sampler.provides)) or 'nothing'}"
+            )
 
 
 class DiffusionPolicyModule(PolicyModule):
@@ -36,6 +52,7 @@ class DiffusionPolicyModule(PolicyModule):
         lr_scheduler: Makes the learning-rate schedule, stepped once per optimizer step; None keeps the rate.
         kl_coefficient: Factor of the KL penalty towards the frozen reference; 0 builds no reference.
         kl_estimator: k1, k2 or k3, see `stabledrl.objectives.kl`.
+        kl_level: `sequence`, `token` or `sequence_per_token`, see `stabledrl.objectives.kl.kl_shares`.
         dtype: Precision of the weights.
 
     Raises:
@@ -52,24 +69,29 @@ class DiffusionPolicyModule(PolicyModule):
         lr_scheduler: LRSchedulerCallable | None = None,
         kl_coefficient: float = 0.0,
         kl_estimator: KLEstimator = "k3",
+        kl_level: KLLevel = "sequence",
         dtype: Precision = "float32",
     ) -> None:
         super().__init__(policy, optimizer, lr_scheduler, dtype)
-        if missing := objective.needs - likelihood.provides - sampler.provides:
-            raise UserInputError(
-                f"{type(objective).__name__} needs {', '.join(sorted(missing))}, but {type(likelihood).__name__} "
-                f"provides {', '.join(sorted(likelihood.provides))} and {type(sampler).__name__} "
-                f"{', '.join(sorted(sampler.provides)) or 'nothing'}"
-            )
+        check_needs(objective, likelihood, sampler)
         if not (kl_coefficient >= 0 and math.isfinite(kl_coefficient)):
             raise UserInputError(f"kl_coefficient {kl_coefficient} must be a finite number of at least 0")
-        if kl_estimator not in get_args(KLEstimator):
-            raise UserInputError(f"kl_estimator {kl_estimator!r} is not one of {', '.join(get_args(KLEstimator))}")
+        for name, value, valid in (
+            ("kl_estimator", kl_estimator, get_args(KLEstimator)),
+            ("kl_level", kl_level, get_args(KLLevel)),
+        ):
+            if value not in valid:
+                raise UserInputError(f"{name} {value!r} is not one of {', '.join(valid)}")
+        if kl_coefficient and kl_level == "token" and "shared_masks" not in likelihood.provides:
+            raise UserInputError(
+                f"kl_level token needs shared_masks, which {type(likelihood).__name__} does not provide"
+            )
         self.objective = objective
         self.likelihood = likelihood
         self.sampler = sampler
         self.kl_coefficient = kl_coefficient
         self.kl_estimator: KLEstimator = kl_estimator
+        self.kl_level: KLLevel = kl_level
         self.needs_reference = kl_coefficient > 0
         """Callbacks that compare with the reference set this in their `setup`."""
         # In a tuple, not a submodule: it must not be trained, saved or counted.
@@ -115,13 +137,14 @@ class DiffusionPolicyModule(PolicyModule):
         current = self.likelihood(self, rollouts.sequences, corruption, vocabulary=self.vocabulary)
         output = self.objective(current, rollouts, group_log_normalizer=group_log_normalizer)
         loss, metrics = output.loss, dict(output.metrics)
+        # Shares add up over micro-batches; metrics are means, so a share is scaled to the whole update's value.
+        scale = rollouts.totals.rows / len(rollouts)
         if rollouts.reference is not None:
-            divergence = kl_penalty(current.elbo, rollouts.reference.elbo, self.kl_estimator)
-            metrics["kl_reference"] = divergence.detach().mean()
+            divergence = kl_shares(current, rollouts, self.kl_estimator, self.kl_level).sum()
+            metrics["kl_reference"] = divergence.detach() * scale
             if self.kl_coefficient:
-                loss = loss + self.kl_coefficient * divergence.sum() / rollouts.totals.rows
-        # Shares add up over micro-batches; metrics are means, so the share is scaled to the whole update's loss.
-        metrics["loss"] = loss.detach() * (rollouts.totals.rows / len(rollouts))
+                loss = loss + self.kl_coefficient * divergence
+        metrics["loss"] = loss.detach() * scale
         return ObjectiveOutput(loss=loss, metrics=metrics)
 
     def _log_update(self) -> None:

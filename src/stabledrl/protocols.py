@@ -32,8 +32,14 @@ __all__ = [
     "Task",
 ]
 
-Need = Literal["elbo", "eubo", "token_log_probs", "logits", "step_map"]
-"""What an objective can ask for and an estimator (or, for `step_map`, a sampler) can provide."""
+Need = Literal["elbo", "eubo", "token_log_probs", "logits", "step_map", "shared_masks", "length_normalized"]
+"""What an objective or an estimator can ask for, and an estimator or (for `step_map`) a sampler can provide.
+
+- `elbo`, with its tokens' shares; `eubo`; `token_log_probs`; `logits`: what estimates hold;
+- `shared_masks`: old and current estimate see the same corruptions, so that tokens can be compared one by one;
+- `length_normalized`: bounds are per token;
+- `step_map`: completions tell when each token was decided.
+"""
 
 
 class Denoiser(Protocol):
@@ -126,11 +132,13 @@ class LikelihoodEstimator(ABC):
 
     Attributes:
         unbiased: Whether the expectation over corruptions is the ELBO exactly. Tested by enumeration.
+        needs: What the sampler must provide.
         provides: What the estimates hold.
         attention_block_size: Block size of the block-causal policy that it is right for; None for full attention.
     """
 
     unbiased: bool
+    needs: frozenset[Need] = frozenset()
     provides: frozenset[Need]
     attention_block_size: int | None = None
 
@@ -167,8 +175,8 @@ class Objective(ABC):
         Args:
             current: Estimate under the policy being trained, with gradient.
             rollouts: The same rows' rollouts.
-            group_log_normalizer: (G,) from `log_normalizers` over whole groups, for a `GroupCoupledObjective` whose
-                groups are split over batches; None when the batch holds whole groups.
+            group_log_normalizer: From `log_normalizers` over whole groups, for a `GroupCoupledObjective` whose groups
+                are split over batches; None when the batch holds whole groups.
 
         Returns:
             Loss and metrics.
@@ -180,8 +188,17 @@ class GroupCoupledObjective(Objective):
     """An objective in which a row's weight depends on the other rows of its group."""
 
     @abstractmethod
-    def log_normalizers(self, log_ratio: Tensor, group_index: Tensor, num_groups: int) -> Tensor:
-        """(G,) log-normaliser of every group, from the detached log-ratios (N,) of all graded rows of the update."""
+    def log_normalizers(self, current: LikelihoodEstimate | None, rollouts: RolloutBatch) -> Tensor:
+        """Logs of the sums over each group's rows that the loss divides by.
+
+        Args:
+            current: Estimate without gradient under the policy being trained; None where `uses_ratio` is False.
+            rollouts: The same rows' rollouts.
+
+        Returns:
+            (G,) or (G, n) for n normalisers, -inf for a group without rows. Those of parts of the rows are combined by
+            a logsumexp.
+        """
         ...
 
 

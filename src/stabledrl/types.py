@@ -41,12 +41,15 @@ class Sequences(Rows):
         attention_mask: (N, T) bool, False on the prompt's padding only: positions after the end are attended.
         completion_mask: (N, C) bool, True up to and including the first end token. C is its width.
         row_keys: (N,) int64 keys of `stabledrl.randomness`.
+        step_map: (N, C) int64, the denoising step that decided each token, see `Completions`; None where the sequences
+            were not sampled.
     """
 
     token_ids: Tensor
     attention_mask: Tensor
     completion_mask: Tensor
     row_keys: Tensor
+    step_map: Tensor | None = None
 
     @property
     def prompt_length(self) -> int:
@@ -71,6 +74,7 @@ class Sequences(Rows):
             attention_mask=torch.cat([prompt_mask, torch.ones_like(completions.completion_mask)], dim=1),
             completion_mask=completions.completion_mask,
             row_keys=row_keys,
+            step_map=completions.step_map,
         )
 
 
@@ -97,12 +101,17 @@ class Corruption(Rows):
     Attributes:
         masked: (N, K, T) bool, True where the model is shown the mask token. May cover prompt tokens, which are never
             scored.
-        weight: (N, K, C) float32, the factor of each scored token's log-probability, 0 elsewhere: a draw's weighted sum
-            estimates the whole completion's (L / k for k masked of L tokens, or a block's own share turned over).
+        weight: (N, K, C) float32, the factor of each scored token's log-probability, 0 elsewhere, so that the mean over
+            draws of the weighted sums estimates the whole completion's (L / k for k masked of L tokens, or a block's
+            own share turned over). A masked token may be left unscored.
     """
 
     masked: Tensor
     weight: Tensor
+
+    def scored(self, sequences: Sequences) -> Tensor:
+        """(N, K, C) bool, the masked tokens of each completion that have a weight."""
+        return (self.weight > 0) & self.masked[:, :, sequences.prompt_length :] & sequences.completion_mask[:, None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +120,8 @@ class LikelihoodEstimate(Rows):
 
     Attributes:
         elbo: (N,) the estimate that enters importance ratios: a lower bound, or a proxy for one (see the estimator).
+        token_elbo: (N, C) each token's share of it, the mean over draws of weight * log p: 0 where no draw scored the
+            token. Sums to `elbo`, or to L times that where the estimate is length-normalised.
         eubo: (N,) the upper-bound surrogate, where the estimator provides one.
         token_log_probs: (N, K, C) log p(token | corrupted view); 0 where `scored` is False.
         scored: (N, K, C) bool, True where a token was masked and counts.
@@ -118,6 +129,7 @@ class LikelihoodEstimate(Rows):
     """
 
     elbo: Tensor
+    token_elbo: Tensor
     token_log_probs: Tensor
     scored: Tensor
     eubo: Tensor | None = None
@@ -158,7 +170,6 @@ class RolloutBatch(Rows):
         advantages: (N,) float32, 0 where not graded.
         old: Estimate under the policy that sampled, detached.
         reference: Estimate under the frozen reference, detached; None where nothing uses it.
-        step_map: (N, C) int64 of the sampler.
         totals: The size of the whole update. `select` keeps it: a loss divided by totals adds up over micro-batches.
     """
 
@@ -168,7 +179,6 @@ class RolloutBatch(Rows):
     graded: Tensor
     advantages: Tensor
     old: LikelihoodEstimate
-    step_map: Tensor
     totals: UpdateTotals
     reference: LikelihoodEstimate | None = None
 

@@ -18,7 +18,7 @@ from tests.likelihoods.joint import (
 from torch import Tensor
 
 from stabledrl.errors import UserInputError
-from stabledrl.likelihoods import MonteCarloElbo, elbo
+from stabledrl.likelihoods import MonteCarloElbo, elbo, token_elbo
 from stabledrl.types import Corruption, LikelihoodEstimate, Sequences
 
 every_law = pytest.mark.parametrize("masking", LAWS)
@@ -38,10 +38,10 @@ def test_elbo_ignores_what_is_not_scored_and_applies_weights() -> None:
     log_probs = torch.tensor([[[-1.0, -9.0, -3.0], [-2.0, -4.0, -9.0]]])
     scored = torch.tensor([[[True, False, True], [True, True, False]]])
     weight, lengths = torch.tensor([[[1.5, 1.5, 0.5], [0.5, 0.25, 0.5]]]), torch.tensor([3])
-    assert float(elbo(log_probs, scored, weight, lengths, "sum")) == pytest.approx(
+    assert float(elbo(token_elbo(log_probs, scored, weight), lengths, "sum")) == pytest.approx(
         (1.5 * 1 + 0.5 * 3 + 0.5 * 2 + 0.25 * 4) / -2
     )
-    assert float(elbo(log_probs, scored, weight, lengths, "length_normalized")) == pytest.approx(-2.5 / 3)
+    assert float(elbo(token_elbo(log_probs, scored, weight), lengths, "length_normalized")) == pytest.approx(-2.5 / 3)
 
 
 @every_law

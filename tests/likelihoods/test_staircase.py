@@ -138,7 +138,8 @@ def test_reductions_share_masks_and_provided_fields() -> None:
     whole, mean = estimate(policy, rows, eubo_beta=None), estimate(policy, rows, reduction="length_normalized")
     torch.testing.assert_close(mean.elbo, whole.elbo / rows.lengths)
     assert whole.eubo is None
-    assert StaircaseElbo(eubo_beta=None, keep_logits=True).provides == {"elbo", "token_log_probs", "logits"}
+    bare = StaircaseElbo(eubo_beta=None, keep_logits=True, reduction="sum")
+    assert bare.provides == {"elbo", "token_log_probs", "logits"}
     kept = estimate(policy, rows, keep_logits=True)
     assert kept.logits is not None
     assert len(kept.logits) == int(kept.scored.sum())

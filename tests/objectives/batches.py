@@ -11,6 +11,7 @@ def estimate(elbo: Tensor, eubo: Tensor | None = None) -> LikelihoodEstimate:
     return LikelihoodEstimate(
         elbo=elbo,
         eubo=eubo,
+        token_elbo=elbo[:, None],
         token_log_probs=elbo.detach()[:, None, None],
         scored=torch.ones(len(elbo), 1, 1, dtype=torch.bool),
     )
@@ -39,7 +40,6 @@ def rollouts(
         graded=graded,
         advantages=advantages,
         old=estimate(old_elbo.detach()),
-        step_map=torch.zeros(rows, 1, dtype=torch.int64),
         totals=UpdateTotals(rows=rows, groups=num_groups or int(group_index.max()) + 1, tokens=rows),
     )
 

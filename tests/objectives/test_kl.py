@@ -1,9 +1,12 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from tests.objectives.batches import estimate, rollouts
 
-from stabledrl.objectives.kl import kl_penalty
+from stabledrl.objectives.kl import kl_penalty, kl_shares
+from stabledrl.types import LikelihoodEstimate, UpdateTotals
 
 ESTIMATORS = ("k1", "k2", "k3")
 
@@ -75,3 +78,36 @@ def test_nan_stays_and_the_reference_gets_no_gradient(estimator):
     value = kl_penalty(current, reference, estimator)
     assert value.isnan().tolist() == [False, True]
     assert torch.autograd.grad(value[0], reference, allow_unused=True) == (None,)
+
+
+def with_tokens(token_elbo: torch.Tensor) -> LikelihoodEstimate:
+    return replace(estimate(token_elbo.sum(dim=1)), token_elbo=token_elbo)
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+def test_each_level_is_its_published_mean_and_adds_up_over_micro_batches(kind):
+    now, before = torch.randn(2, 4, 3, dtype=torch.float64).unbind()
+    lengths = torch.tensor([3, 1, 2, 3])
+    scored = torch.arange(3) < lengths[:, None]
+    now, before = now.masked_fill(~scored, 0.0), before.masked_fill(~scored, 0.0)
+    batch = rollouts(torch.zeros(4), torch.zeros(4), torch.tensor([0, 0, 1, 1]))
+    batch = replace(
+        batch,
+        sequences=replace(batch.sequences, completion_mask=scored),
+        reference=with_tokens(before),
+        totals=UpdateTotals(rows=4, groups=2, tokens=9),
+    )
+    x, whole = now - before, (now - before).sum(dim=1)
+    formula = {"k1": lambda x: x, "k2": lambda x: x**2 / 2, "k3": lambda x: torch.exp(-x) - 1 + x}[kind]
+    expected = {
+        "sequence": formula(whole).mean(),
+        "token": formula(x)[scored].mean(),
+        "sequence_per_token": (formula(whole) / lengths).mean(),
+    }
+    for level, value in expected.items():
+        shares = kl_shares(with_tokens(now), batch, kind, level)
+        torch.testing.assert_close(shares.sum(), value)
+        parts = [
+            kl_shares(with_tokens(now).select(r), batch.select(r), kind, level) for r in (slice(0, 3), slice(3, 4))
+        ]
+        torch.testing.assert_close(torch.cat(parts), shares)

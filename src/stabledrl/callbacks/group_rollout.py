@@ -185,6 +185,8 @@ class GroupRollout(Callback):
         group_size = len(rollouts) // rollouts.totals.groups
         if (len(rollouts) // parts) % group_size == 0 or not isinstance(objective, GroupCoupledObjective):
             return None
+        if not objective.uses_ratio:
+            return objective.log_normalizers(None, rollouts)
         likelihood, sequences = pl_module.likelihood, rollouts.sequences
         current = score(
             likelihood,
@@ -194,9 +196,7 @@ class GroupRollout(Callback):
             vocabulary=pl_module.vocabulary,
             rows_per_forward=self.rows_per_forward or len(rollouts) // parts,
         )
-        graded = rollouts.graded
-        log_ratio = (current.elbo - rollouts.old.elbo)[graded]
-        return objective.log_normalizers(log_ratio, rollouts.group_index[graded], rollouts.totals.groups)
+        return objective.log_normalizers(current, rollouts)
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Estimates of a completion's log-likelihood."""
 
-from stabledrl.likelihoods.elbo import MonteCarloElbo, elbo
+from stabledrl.likelihoods.elbo import MonteCarloElbo, elbo, token_elbo
 from stabledrl.likelihoods.eubo import eubo
 from stabledrl.likelihoods.staircase import StaircaseElbo
 
-__all__ = ["MonteCarloElbo", "StaircaseElbo", "elbo", "eubo"]
+__all__ = ["MonteCarloElbo", "StaircaseElbo", "elbo", "eubo", "token_elbo"]

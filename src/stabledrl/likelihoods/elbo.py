@@ -17,13 +17,25 @@ from stabledrl.types import Corruption, LikelihoodEstimate, Sequences, Vocabular
 Masking = Literal["block_random", "uniform", "stratified", "complementary"]
 
 
-def elbo(token_log_probs: Tensor, scored: Tensor, weight: Tensor, lengths: Tensor, reduction: Reduction) -> Tensor:
-    """Mean over draws of the weighted sum of masked log-probabilities (LLaDA, arXiv 2502.09992, equation 14).
+def token_elbo(token_log_probs: Tensor, scored: Tensor, weight: Tensor) -> Tensor:
+    """Each token's share of the ELBO: the mean over draws of its weighted log-probability where a draw scores it.
 
     Args:
         token_log_probs: (N, K, C) float32, 0 where not scored.
         scored: (N, K, C) bool.
         weight: (N, K, C) float32, L / k at each of a draw's k scored tokens.
+
+    Returns:
+        (N, C) float32, 0 for a token that no draw scores.
+    """
+    return torch.where(scored, token_log_probs * weight, 0.0).mean(dim=1)
+
+
+def elbo(token_shares: Tensor, lengths: Tensor, reduction: Reduction) -> Tensor:
+    """Sum of the tokens' shares (LLaDA, arXiv 2502.09992, equation 14).
+
+    Args:
+        token_shares: (N, C) float32, from `token_elbo`.
         lengths: (N,) int64, scored tokens L.
         reduction: `sum` estimates log p; `length_normalized` divides it by L: the mean over draws of the mean
             log-probability of a masked token.
@@ -31,7 +43,7 @@ def elbo(token_log_probs: Tensor, scored: Tensor, weight: Tensor, lengths: Tenso
     Returns:
         (N,) float32.
     """
-    total = torch.where(scored, token_log_probs * weight, 0.0).sum(dim=2).mean(dim=1)
+    total = token_shares.sum(dim=1)
     return total / lengths if reduction == "length_normalized" else total
 
 
@@ -63,8 +75,10 @@ def estimate_from_logits(
     targets = sequences.completion_ids[:, None].expand_as(scored)[scored]
     chosen = logits.log_softmax(dim=-1).gather(1, targets[:, None])[:, 0]
     token_log_probs = chosen.new_zeros(scored.shape).masked_scatter(scored, chosen)
+    shares = token_elbo(token_log_probs, scored, weight)
     return LikelihoodEstimate(
-        elbo=elbo(token_log_probs, scored, weight, lengths, reduction),
+        elbo=elbo(shares, lengths, reduction),
+        token_elbo=shares,
         token_log_probs=token_log_probs,
         scored=scored,
         eubo=None
@@ -115,7 +129,7 @@ class MonteCarloElbo(LikelihoodEstimator):
     @property
     def provides(self) -> frozenset[Need]:  # type: ignore[override]
         """What the estimates hold."""
-        return provided(self.eubo_beta, self.keep_logits)
+        return provided(self.eubo_beta, self.keep_logits, self.share_masks, self.reduction)
 
     @override
     def corrupt(self, sequences: Sequences, *, update: int | None) -> Corruption:
@@ -135,7 +149,7 @@ class MonteCarloElbo(LikelihoodEstimator):
     ) -> LikelihoodEstimate:
         prompt_length, draws = sequences.prompt_length, corruption.masked.shape[1]
         corrupted = sequences.token_ids[:, None].masked_fill(corruption.masked, vocabulary.mask_token_id)
-        scored = corruption.masked[:, :, prompt_length:] & sequences.completion_mask[:, None]
+        scored = corruption.scored(sequences)
         keep = torch.cat([torch.zeros_like(corruption.masked[:, :, :prompt_length]), scored], dim=2)
         logits = forward(
             corrupted.flatten(0, 1),

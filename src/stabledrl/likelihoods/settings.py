@@ -23,13 +23,17 @@ def check_settings(draws: int, block_size: int, reduction: Reduction, eubo_beta:
         raise UserInputError(f"eubo_beta {eubo_beta} must be finite and at least 1, or null for no upper bound")
 
 
-def provided(eubo_beta: float | None, keep_logits: bool) -> frozenset[Need]:
+def provided(eubo_beta: float | None, keep_logits: bool, share_masks: bool, reduction: Reduction) -> frozenset[Need]:
     """What the estimates hold."""
     needs: set[Need] = {"elbo", "token_log_probs"}
     if eubo_beta is not None:
         needs.add("eubo")
     if keep_logits:
         needs.add("logits")
+    if share_masks:
+        needs.add("shared_masks")
+    if reduction == "length_normalized":
+        needs.add("length_normalized")
     return frozenset(needs)
 
 

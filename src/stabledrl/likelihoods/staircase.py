@@ -60,7 +60,7 @@ class StaircaseElbo(LikelihoodEstimator):
     @property
     def provides(self) -> frozenset[Need]:  # type: ignore[override]
         """What the estimates hold."""
-        return provided(self.eubo_beta, self.keep_logits)
+        return provided(self.eubo_beta, self.keep_logits, self.share_masks, self.reduction)
 
     @override
     def corrupt(self, sequences: Sequences, *, update: int | None) -> Corruption:
@@ -71,7 +71,7 @@ class StaircaseElbo(LikelihoodEstimator):
     def __call__(
         self, forward: Denoiser, sequences: Sequences, corruption: Corruption, *, vocabulary: Vocabulary
     ) -> LikelihoodEstimate:
-        scored = corruption.masked[:, :, sequences.prompt_length :] & sequences.completion_mask[:, None]
+        scored = corruption.scored(sequences)
         logits = forward(**self._one_pass(sequences, corruption.masked, scored, vocabulary.mask_token_id))
         return estimate_from_logits(
             logits,

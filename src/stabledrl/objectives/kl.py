@@ -20,9 +20,44 @@ import torch
 from torch import Tensor
 
 from stabledrl.objectives.importance import clamp_log_ratio
+from stabledrl.types import LikelihoodEstimate, RolloutBatch
 
 KLEstimator = Literal["k1", "k2", "k3"]
 """See the table of this module."""
+
+KLLevel = Literal["sequence", "token", "sequence_per_token"]
+"""What x is the difference of, see `kl_shares`."""
+
+
+def kl_shares(current: LikelihoodEstimate, rollouts: RolloutBatch, estimator: KLEstimator, level: KLLevel) -> Tensor:
+    """Each completion's share of the update's penalty: all shares add up to a mean.
+
+    - `sequence`: the mean over completions, x being the difference of the estimates as they are;
+    - `token`: the mean over all tokens of the update, x being the difference of a token's shares of the bound: as
+      methods have it whose ratios are per token. It needs masks shared by policy and reference;
+    - `sequence_per_token`: the mean over completions of the divergence of the whole bound (the sum over tokens)
+      divided by the completion's length: ESPO (arXiv 2512.03759).
+
+    Args:
+        current: N rows under the policy.
+        rollouts: The same rows, with their estimate under the reference.
+        estimator: See this module's table.
+        level: One of the three above.
+
+    Returns:
+        (N,), differentiable in `current`.
+    """
+    reference, totals = rollouts.reference, rollouts.totals
+    assert reference is not None
+    if level == "sequence":
+        return kl_penalty(current.elbo, reference.elbo, estimator) / totals.rows
+    if level == "token":
+        # A token that no draw scores has shares of 0, so a difference of 0 and no divergence.
+        return kl_penalty(current.token_elbo, reference.token_elbo, estimator).sum(dim=1) / totals.tokens
+    if level == "sequence_per_token":
+        whole = kl_penalty(current.token_elbo.sum(dim=1), reference.token_elbo.sum(dim=1), estimator)
+        return whole / rollouts.sequences.lengths / totals.rows
+    assert_never(level)
 
 
 def kl_penalty(current_elbo: Tensor, reference_elbo: Tensor, estimator: KLEstimator) -> Tensor:

@@ -73,21 +73,25 @@ class StableDRL(GroupCoupledObjective):
         self.self_normalize = self_normalize
         self.needs: frozenset[Need] = frozenset({"elbo", "eubo"} if surrogate == "sandwich" else {"elbo"})
 
-    def log_normalizers(self, log_ratio: Tensor, group_index: Tensor, num_groups: int) -> Tensor:
+    def log_normalizers(self, current: LikelihoodEstimate | None, rollouts: RolloutBatch) -> Tensor:
         """Log of each group's divisor: the sum of its clipped ratios, or its number of rows without `self_normalize`.
 
         Args:
-            log_ratio: (N,) of all graded rows of the groups, before the clip.
-            group_index: (N,) int64 in [0, num_groups).
-            num_groups: G.
+            current: Estimate under the policy being trained.
+            rollouts: The same rows; those that are not graded are left out.
 
         Returns:
-            (G,) float32 (float64 for float64), no gradient; -inf for a group without rows.
+            (G,) float32 (float64 for float64), no gradient; -inf for a group without graded rows.
         """
-        clipped = clip_log_ratio(log_ratio.detach(), self.eps_low, self.eps_high)
+        assert current is not None, "given to an objective that uses a ratio"
+        return self._log_normalizers(current.elbo - rollouts.old.elbo, rollouts)
+
+    def _log_normalizers(self, log_ratio: Tensor, rollouts: RolloutBatch) -> Tensor:
+        rows = rollouts.graded
+        clipped = clip_log_ratio(log_ratio.detach()[rows], self.eps_low, self.eps_high)
         # Without self-normalisation every row counts as a ratio of 1: the same path, so that nothing else changes.
         counted = clipped if self.self_normalize else torch.zeros_like(clipped)
-        return group_log_sum_exp(counted, group_index, num_groups)
+        return group_log_sum_exp(counted, rollouts.group_index[rows], rollouts.totals.groups)
 
     def weights(self, log_ratio: Tensor, rollouts: RolloutBatch, group_log_normalizer: Tensor | None = None) -> Tensor:
         """The factor of each row's A * surrogate within its group.
@@ -101,9 +105,9 @@ class StableDRL(GroupCoupledObjective):
             (N,) without gradient, 0 where not graded.
         """
         rows = rollouts.graded
-        log_ratio, groups = log_ratio.detach()[rows], rollouts.group_index[rows]
         if group_log_normalizer is None:
-            group_log_normalizer = self.log_normalizers(log_ratio, groups, rollouts.totals.groups)
+            group_log_normalizer = self._log_normalizers(log_ratio, rollouts)
+        log_ratio, groups = log_ratio.detach()[rows], rollouts.group_index[rows]
         weights = torch.exp(clip_log_ratio(log_ratio, self.eps_low, self.eps_high) - group_log_normalizer[groups])
         return weights.new_zeros(len(rows)).masked_scatter(rows, weights)
 
