@@ -79,7 +79,7 @@ def train(objective: Objective) -> float:
         enable_model_summary=False,
         callbacks=[rollout, GradientSpikeMonitor()],
     )
-    trainer.fit(module, datamodule=PromptDataModule([WriteSevens()], prompts_per_rollout=4, seed=0))
+    trainer.fit(module, datamodule=PromptDataModule([WriteSevens()], 4, contamination="off", seed=0))
     return trainer.callback_metrics["rollout/reward_mean"].item()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training import Recorder, events, same, tiny_module, tiny_policy, train, weights
+from tests.training import Fixed, Recorder, events, same, tiny_module, tiny_policy, train, weights
 
 from stabledrl.callbacks import (
     GradientSpikeMonitor,
@@ -18,9 +18,9 @@ from stabledrl.callbacks import (
 )
 from stabledrl.checkpoints import POLICY_KEY, WEIGHTS_PREFIX
 from stabledrl.errors import UserInputError
-from stabledrl.likelihoods import MonteCarloElbo
+from stabledrl.likelihoods import MonteCarloElbo, StaircaseElbo
 from stabledrl.module import DiffusionPolicyModule
-from stabledrl.objectives import GRPO, StableDRL
+from stabledrl.objectives import GRPO, StableDRL, TraceRL
 from stabledrl.objectives.kl import KLEstimator
 
 ROLLOUT = ("reward_mean", "reward_std", "accuracy", "zero_variance_groups", "completion_length", "tokens_per_second")
@@ -47,6 +47,32 @@ def test_every_metric_is_in_the_event_file(tmp_path: Path, objective: Any) -> No
 def test_an_objective_that_needs_more_than_the_likelihood_gives_is_refused_at_construction() -> None:
     with pytest.raises(UserInputError, match="StableDRL needs eubo, but MonteCarloElbo provides elbo,"):
         tiny_module(objective=StableDRL(), likelihood=MonteCarloElbo(eubo_beta=None))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (
+            {"objective": TraceRL()},
+            "TraceRL needs shared_masks, but MonteCarloElbo provides elbo, ",
+        ),
+        ({"likelihood": MonteCarloElbo(masking="trace"), "sampler": Fixed(2, 3)}, "MonteCarloElbo needs step_map, but"),
+        ({"likelihood": StaircaseElbo(masking="trace"), "sampler": Fixed(2, 3)}, "StaircaseElbo needs step_map, but"),
+        (
+            {"objective": TraceRL(), "likelihood": MonteCarloElbo(share_masks=True), "sampler": Fixed(2, 3)},
+            "TraceRL needs step_map, but .* Fixed nothing",
+        ),
+    ],
+)
+def test_an_objective_or_likelihood_that_needs_the_rollouts_trace_is_refused_without_it(
+    options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UserInputError, match=told):
+        tiny_module(**options)
+
+
+def test_a_trace_satisfies_an_objective_that_compares_tokens() -> None:
+    tiny_module(objective=TraceRL(), likelihood=MonteCarloElbo(masking="trace"))
 
 
 @pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])

@@ -131,16 +131,20 @@ def train(
         list(tasks or [Digits()]),
         prompts_per_rollout=prompts,
         seed=0,
-        **{"updates_per_rollout": rollout.updates_per_rollout, "micro_batches": accumulate, **(data or {})},
+        **{
+            "updates_per_rollout": rollout.updates_per_rollout,
+            "micro_batches": accumulate,
+            "contamination": "off",  # The toy tasks have the same prompts in both splits.
+            **(data or {}),
+        },
     )
-    defaults: dict[str, Any] = {"gradient_clip_val": 1.0, "log_every_n_steps": 1, "limit_val_batches": 0}
+    defaults: dict[str, Any] = {"devices": 1, "gradient_clip_val": 1.0, "log_every_n_steps": 1, "limit_val_batches": 0}
     trainer = Trainer(
         accelerator="cpu",
-        devices=1,
         max_steps=steps,
         max_epochs=-1,
         accumulate_grad_batches=accumulate,
-        logger=False if log_to is None else TensorBoardLogger(log_to, name="", version=""),
+        logger=options.pop("logger", False) if log_to is None else TensorBoardLogger(log_to, name="", version=""),
         enable_progress_bar=options.pop("enable_progress_bar", False),
         enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
         enable_model_summary=False,

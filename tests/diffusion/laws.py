@@ -6,6 +6,7 @@ from itertools import combinations, product
 from math import comb
 
 import torch
+from numpy.polynomial import Polynomial
 from torch import Tensor
 
 from stabledrl.diffusion import masking
@@ -18,12 +19,32 @@ Law = dict[frozenset[int], float]
 """Probability of every set of masked positions."""
 
 Draw = Callable[[Sequences, int, int], Corruption]
-DRAWS: dict[str, Draw] = {
+BY_SHARE: dict[str, Draw] = {
     "uniform": masking.uniform,
     "stratified": masking.stratified,
     "complementary": masking.complementary,
     "block_random": partial(masking.block_random, block_size=BLOCK),
 }
+"""Laws whose every draw masks k >= 1 of L tokens and weighs them by L / k."""
+
+
+def coupled(sequences: Sequences, draws: int, step: int) -> Corruption:
+    """With as many draws in pairs as the other laws make in all."""
+    return masking.coupled(sequences, draws + 1, step)
+
+
+DRAWS: dict[str, Draw] = {
+    **BY_SHARE,
+    "antithetic": masking.antithetic,
+    "quadrature": masking.quadrature,
+    "coupled": coupled,
+}
+POINTS: dict[int, list[tuple[float, float]]] = {
+    1: [(1 / 2, 1)],
+    2: [((1 - 3**-0.5) / 2, 1 / 2), ((1 + 3**-0.5) / 2, 1 / 2)],
+    3: [((1 - 0.6**0.5) / 2, 5 / 18), (1 / 2, 8 / 18), ((1 + 0.6**0.5) / 2, 5 / 18)],
+}
+"""Points and weights of Gauss-Legendre quadrature on (0, 1), from the textbook."""
 
 
 def make_rows(
@@ -70,9 +91,38 @@ def _block_random_law(length: int, block: int, rate: float) -> Law:
     return law
 
 
+def rate_law(length: int, rate: float) -> Law:
+    """Every token on its own with probability `rate`, given that one is masked at least."""
+    some = 1 - (1 - rate) ** length
+    sets = [frozenset(chosen) for size in range(1, length + 1) for chosen in combinations(range(length), size)]
+    return {chosen: rate ** len(chosen) * (1 - rate) ** (length - len(chosen)) / some for chosen in sets}
+
+
+def coefficients_of(name: str, length: int, draws: int = 2) -> Law:
+    """What an estimate's expectation multiplies the summed log-probabilities of every set of masked tokens by."""
+    if name == "quadrature":
+        found: Law = {}
+        for rate, weight in POINTS[draws]:
+            for chosen, probability in rate_law(length, rate).items():
+                mass = probability * (1 - (1 - rate) ** length)
+                found[chosen] = found.get(chosen, 0.0) + weight * mass / rate
+        return found
+    if name == "coupled":
+        # The integral of t^(k - 1) (1 - t)^(L - k) over (.2, .8), once for each view of a pair.
+        t, share = Polynomial([0, 1]), 1 / (draws // 2 + 1)
+        pair = [(t ** (k - 1) * (1 - t) ** (length - k)).integ() for k in range(1, length + 1)]
+        view = [float(part(0.8) - part(0.2)) / 0.6 for part in pair]
+        sets = rate_law(length, 0.5)
+        return {chosen: share * (draws // 2 * 2 * view[len(chosen) - 1] + (len(chosen) == length)) for chosen in sets}
+    whole = length + (name == "antithetic")
+    return {chosen: share * whole / len(chosen) for chosen, share in law_of(name, length).items() if chosen}
+
+
 def law_of(name: str, length: int, block: int = BLOCK) -> Law:
-    """The law of one draw (of either half of a complementary pair) over `length` scored tokens."""
+    """The law of one draw (of either half of a pair) over `length` scored tokens."""
     everything = range(length)
+    if name == "antithetic":
+        return _of_sizes(everything, range(length + 1))
     if name in ("uniform", "stratified"):
         return _of_sizes(everything, range(1, length + 1))
     if name == "complementary":

@@ -4,12 +4,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.diffusion.laws import DRAWS, deviation, law_of, make_rows, set_codes
+from tests.diffusion.laws import BY_SHARE, DRAWS, deviation, law_of, make_rows, set_codes
 
-from stabledrl.diffusion import CONTEXT_MASK_RATE, block_random, complementary, stratified, uniform
+from stabledrl.diffusion import CONTEXT_MASK_RATE, block_random, stratified, uniform
 
-NAMES = sorted(DRAWS)
-every_law = pytest.mark.parametrize("name", NAMES)
+by_share = pytest.mark.parametrize("name", sorted(BY_SHARE))
+every_law = pytest.mark.parametrize("name", sorted(DRAWS))
+of_one_law = pytest.mark.parametrize("name", [*sorted(BY_SHARE), "antithetic"])
+"""All whose draws follow one law, whatever their number."""
 
 
 def all_lengths(width: int) -> torch.Tensor:
@@ -17,7 +19,7 @@ def all_lengths(width: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("length", [1, 3, 6])
-@every_law
+@of_one_law
 def test_each_draw_follows_the_enumerated_law(name: str, length: int) -> None:
     rows = make_rows(torch.full((40_000,), length), width=9)
     law = law_of(name, length)
@@ -50,7 +52,7 @@ def independence(name: str, first: torch.Tensor, second: torch.Tensor) -> float:
     return deviation(pairs.bincount(minlength=64), torch.outer(law, law).flatten() * len(pairs))
 
 
-@every_law
+@of_one_law
 def test_every_draw_is_independent_of_those_of_other_steps(name: str) -> None:
     rows = make_rows(torch.full((20_000,), 3), width=3)
     steps = [DRAWS[name](rows, 4, step).masked for step in range(3)]
@@ -92,28 +94,6 @@ def test_as_many_stratified_draws_as_tokens_take_every_count_once() -> None:
     assert torch.equal(counts.sort(dim=1).values, torch.arange(1, 7).expand(500, 6))
 
 
-def test_complementary_pairs_score_every_token_once() -> None:
-    rows = make_rows(all_lengths(9)[50:], width=9)
-    masked = complementary(rows, 4, 1).masked[:, :, rows.prompt_length :]
-    for pair in range(2):
-        first, second = masked[:, 2 * pair], masked[:, 2 * pair + 1]
-        assert not (first & second).any()
-        assert torch.equal(first | second, rows.completion_mask)
-    assert (masked[:, 0] != masked[:, 2]).any()
-
-
-def test_a_complementary_pair_of_one_token_masks_it_twice() -> None:
-    corruption = complementary(make_rows(torch.ones(20, dtype=torch.int64), width=5), 2, 0)
-    assert (corruption.masked.sum(dim=2) == 1).all()
-    assert corruption.masked[:, :, 4].all()
-    assert torch.equal(corruption.weight, corruption.masked[:, :, 4:].float())
-
-
-def test_complementary_draws_come_in_pairs() -> None:
-    with pytest.raises(AssertionError):
-        complementary(make_rows(torch.tensor([4]), width=4), 3, 0)
-
-
 def test_block_random_masks_as_decoding_would_meet_a_completion() -> None:
     rows = make_rows(all_lengths(11), width=11, prompt=6, padding=2)
     masked = block_random(rows, 2, 0, 4).masked[:, :, rows.prompt_length :]
@@ -136,7 +116,7 @@ def test_block_random_masks_the_context_at_its_rate() -> None:
     assert both == pytest.approx(CONTEXT_MASK_RATE**2, abs=0.003)
 
 
-@pytest.mark.parametrize("name", ["uniform", "stratified", "complementary"])
+@pytest.mark.parametrize("name", sorted(DRAWS.keys() - {"block_random"}))
 def test_the_other_laws_leave_the_prompt_clean(name: str) -> None:
     rows = make_rows(all_lengths(6), width=6)
     assert not DRAWS[name](rows, 2, 0).masked[:, :, : rows.prompt_length].any()
@@ -144,7 +124,7 @@ def test_the_other_laws_leave_the_prompt_clean(name: str) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    name=st.sampled_from(NAMES),
+    name=st.sampled_from(sorted(BY_SHARE)),
     lengths=st.lists(st.integers(1, 8), min_size=1, max_size=6),
     pairs=st.integers(1, 3),
     step=st.integers(0, 9),

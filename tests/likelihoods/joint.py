@@ -5,14 +5,15 @@ from math import exp, lcm, log
 from typing import Any
 
 import torch
-from tests.diffusion.laws import BLOCK, MASK, Law, law_of, make_rows
+from tests.diffusion.laws import BLOCK, BY_SHARE, DRAWS, MASK, Law, law_of, make_rows
 from torch import Tensor
 
 from stabledrl.likelihoods import MonteCarloElbo
 from stabledrl.types import Corruption, LikelihoodEstimate, Sequences, Vocabulary
 
 TOKENS = 3
-LAWS = ["block_random", "complementary", "stratified", "uniform"]
+LAWS = sorted(DRAWS)
+LAWS_BY_SHARE = sorted(BY_SHARE)
 COMPLETIONS = [[2, 0, 1], [0, 0, 2], [1, 0, 2, 2, 1, 0], [2, 2, 1, 0, 0, 1]]
 """Of lengths 3 and 6: two-point quadrature, for one, would be exact up to length 4."""
 VOCABULARY = Vocabulary(mask_token_id=MASK, pad_token_id=8, end_token_ids=(2,), num_candidates=TOKENS)
@@ -86,12 +87,16 @@ def hidden(tokens: list[int], masked: set[int] | frozenset[int]) -> list[int]:
 
 
 def expected_elbo(denoiser: TableDenoiser, tokens: list[int], law: Law) -> float:
-    """Expectation of the weighted sum under a masking law, by enumeration."""
+    """Expectation, under a law of masked sets, of their summed log-probabilities times L / k."""
+    return expected_value(denoiser, tokens, {chosen: p * len(tokens) / len(chosen) for chosen, p in law.items()})
+
+
+def expected_value(denoiser: TableDenoiser, tokens: list[int], coefficients: Law) -> float:
+    """Sum over sets of masked tokens of coefficient * summed log-probabilities."""
     total = 0.0
-    for masked, probability in law.items():
+    for masked, coefficient in coefficients.items():
         visible = hidden(tokens, masked)
-        found = sum(denoiser.log_prob(visible, position, tokens[position]) for position in masked)
-        total += probability * len(tokens) / len(masked) * found
+        total += coefficient * sum(denoiser.log_prob(visible, position, tokens[position]) for position in masked)
     return total
 
 
@@ -144,7 +149,8 @@ def whole_law(sequences: Sequences) -> Corruption:
 
 
 def estimator(**settings: Any) -> MonteCarloElbo:
-    return MonteCarloElbo(**{"reduction": "sum", "block_size": BLOCK, **settings})
+    draws = 3 if settings.get("masking") == "coupled" else 2
+    return MonteCarloElbo(**{"reduction": "sum", "block_size": BLOCK, "draws": draws, **settings})
 
 
 def estimate(

@@ -6,6 +6,7 @@ import torch
 from tests.diffusion.laws import MASK, make_rows
 from tests.likelihoods.joint import (
     LAWS,
+    LAWS_BY_SHARE,
     TOKENS,
     VOCABULARY,
     TableDenoiser,
@@ -22,9 +23,10 @@ from stabledrl.likelihoods import MonteCarloElbo, elbo, token_elbo
 from stabledrl.types import Corruption, LikelihoodEstimate, Sequences
 
 every_law = pytest.mark.parametrize("masking", LAWS)
+every_law_by_share = pytest.mark.parametrize("masking", LAWS_BY_SHARE)
 
 
-@every_law
+@every_law_by_share
 def test_length_normalised_is_the_mean_over_draws_of_the_mean_over_masked_tokens(masking: str) -> None:
     rows, denoiser = ragged_rows(), inconsistent_denoiser(6)
     total = estimate(estimator(masking=masking), denoiser, rows)
@@ -56,12 +58,12 @@ def test_the_policy_sees_one_batch_of_corrupted_rows_and_is_asked_for_scored_pos
     assert attended is not None
     assert keep is not None
     for row in range(len(rows.row_keys)):
-        for draw in range(2):
-            view, masked = token_ids[2 * row + draw], corruption.masked[row, draw]
+        for draw in range(measure.draws):
+            view, masked = token_ids[measure.draws * row + draw], corruption.masked[row, draw]
             assert (view[masked] == MASK).all()
             assert torch.equal(view[~masked], rows.token_ids[row][~masked])
-            assert torch.equal(attended[2 * row + draw], rows.attention_mask[row])
-            assert torch.equal(keep[2 * row + draw, -6:], masked[-6:])
+            assert torch.equal(attended[measure.draws * row + draw], rows.attention_mask[row])
+            assert torch.equal(keep[measure.draws * row + draw, -6:], masked[-6:])
             assert torch.equal(found.scored[row, draw], masked[-6:])
     assert keep.dtype == torch.bool
     assert not keep[:, :-6].any()
@@ -93,7 +95,7 @@ def naive_log_probs(table: Tensor, rows: Sequences, corruption_masked: Tensor) -
 
 
 @pytest.mark.parametrize("reduction", ["sum", "length_normalized"])
-@every_law
+@every_law_by_share
 def test_gradients_are_those_of_full_logits(masking: str, reduction: str) -> None:
     rows, measure = ragged_rows(), estimator(masking=masking, reduction=reduction)
     corruption = measure.corrupt(rows, update=None)
@@ -122,13 +124,18 @@ def test_an_end_token_in_first_position_is_one_scored_token(masking: str) -> Non
     rows = make_rows(torch.ones(4, dtype=torch.int64), 6, ids=torch.full((4, 6), 2))
     table = inconsistent_denoiser(6).table.requires_grad_()
     denoiser = TableDenoiser(table)
-    expected = denoiser.log_prob([MASK] * 6, 0, 2)
+    token = torch.full((4,), denoiser.log_prob([MASK] * 6, 0, 2))
     for reduction in ("sum", "length_normalized"):
-        found = estimate(estimator(masking=masking, reduction=reduction), denoiser, rows)
-        assert (found.scored.sum(dim=2) == 1).all()
+        measure = estimator(masking=masking, reduction=reduction)
+        found = estimate(measure, denoiser, rows)
+        assert found.scored[:, :, 0].any(dim=1).all()
+        assert not found.scored[:, :, 1:].any()
         assert found.eubo is not None
-        torch.testing.assert_close(found.elbo, torch.full((4,), expected))
-        torch.testing.assert_close(found.eubo, torch.full((4,), expected))
+        total = measure.corrupt(rows, update=None).weight[:, :, 0].mean(dim=1)
+        torch.testing.assert_close(found.elbo, token * total)
+        if masking != "coupled":  # whose weight is 1 / t, whichever view masks the token
+            torch.testing.assert_close(total, torch.ones(4))
+            torch.testing.assert_close(found.eubo, token)
         (gradient,) = torch.autograd.grad((found.elbo + found.eubo).sum(), table)
         assert gradient.isfinite().all()
 
@@ -213,8 +220,12 @@ def test_an_impossible_token_is_not_hidden() -> None:
     [
         ({"draws": 0}, "draws 0"),
         ({"draws": -2}, "draws -2"),
-        ({"draws": 3, "masking": "complementary"}, "draws 3 .* even"),
-        ({"masking": "blockwise"}, "'blockwise' .* block_random, uniform, stratified, complementary"),
+        ({"draws": 3, "masking": "complementary"}, "draws 3 .* even for complementary"),
+        ({"draws": 1, "masking": "antithetic"}, "draws 1 .* even for antithetic"),
+        ({"draws": 1, "masking": "coupled"}, "draws 1 .* odd and at least 3 for coupled"),
+        ({"draws": 2, "masking": "coupled"}, "draws 2 .* odd and at least 3 for coupled"),
+        ({"draws": 0, "masking": "quadrature"}, "draws 0"),
+        ({"masking": "blockwise"}, "'blockwise' .* block_random, .*, antithetic, quadrature, coupled"),
         ({"reduction": "mean"}, "'mean' .* length_normalized, sum"),
         ({"eubo_beta": 0.5}, "eubo_beta 0.5"),
         ({"eubo_beta": float("nan")}, "eubo_beta nan"),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.diffusion.laws import law_of
+from tests.diffusion.laws import coefficients_of, law_of
 from tests.likelihoods.joint import (
     COMPLETIONS,
     LAWS,
@@ -14,11 +14,14 @@ from tests.likelihoods.joint import (
     estimator,
     exact_denoiser,
     expected_elbo,
+    expected_value,
     inconsistent_denoiser,
     order_log_probs,
     random_joint,
     whole_law,
 )
+
+from stabledrl.types import Corruption
 
 every_law = pytest.mark.parametrize("masking", LAWS)
 
@@ -47,24 +50,43 @@ def test_elbo_over_all_uniform_masks_is_the_mean_over_decoding_orders_and_bounds
 @pytest.mark.parametrize("tokens", COMPLETIONS[2:])
 @every_law
 def test_unbiased_says_whether_the_laws_expectation_is_the_elbo(masking: str, tokens: list[int]) -> None:
+    measure = estimator(masking=masking)
     for denoiser in (inconsistent_denoiser(6), exact_denoiser(random_joint(6))):
         target = expected_elbo(denoiser, tokens, law_of("uniform", 6))
-        gap = abs(expected_elbo(denoiser, tokens, law_of(masking, 6)) - target)
-        assert gap < 1e-12 if estimator(masking=masking).unbiased else gap > 0.05
+        gap = abs(expected_value(denoiser, tokens, coefficients_of(masking, 6, measure.draws)) - target)
+        assert gap < 1e-12 if measure.unbiased else gap > 0.005
 
 
 @pytest.mark.parametrize("tokens", COMPLETIONS[1:3])
 @every_law
 def test_estimates_average_to_the_expectation_of_their_law(masking: str, tokens: list[int]) -> None:
     denoiser, rows = inconsistent_denoiser(len(tokens)), completion_rows(tokens, rows=40_000)
-    found = estimate(estimator(masking=masking), denoiser, rows).elbo.double()
+    measure = estimator(masking=masking)
+    found = estimate(measure, denoiser, rows).elbo.double()
     bound = 4 * float(found.std()) / len(found) ** 0.5
-    assert bound < 0.06
-    mean = float(found.mean())
-    assert abs(mean - expected_elbo(denoiser, tokens, law_of(masking, len(tokens)))) < bound
-    if len(tokens) == 6:
-        gap = abs(mean - expected_elbo(denoiser, tokens, law_of("uniform", 6)))
-        assert gap < bound if estimator(masking=masking).unbiased else gap > 2 * bound
+    assert bound < 0.08
+    expected = expected_value(denoiser, tokens, coefficients_of(masking, len(tokens), measure.draws))
+    assert abs(float(found.mean()) - expected) < bound
+
+
+@pytest.mark.parametrize("length", range(1, 7))
+@pytest.mark.parametrize("points", [1, 2, 3])
+def test_quadrature_is_the_elbo_up_to_twice_as_many_tokens_as_points(points: int, length: int) -> None:
+    denoiser, tokens = inconsistent_denoiser(length), [0, 2, 1, 1, 0, 2][:length]
+    target = expected_elbo(denoiser, tokens, law_of("uniform", length))
+    gap = abs(expected_value(denoiser, tokens, coefficients_of("quadrature", length, points)) - target)
+    assert gap < 1e-12 if length <= 2 * points else gap > 1e-3
+
+
+def test_each_draw_of_an_antithetic_pair_is_unbiased_on_its_own() -> None:
+    denoiser, tokens = inconsistent_denoiser(6), COMPLETIONS[2]
+    rows, measure = completion_rows(tokens, rows=40_000), estimator(masking="antithetic", draws=4)
+    corruption = measure.corrupt(rows, update=None)
+    target = expected_elbo(denoiser, tokens, law_of("uniform", 6))
+    for draw in range(4):
+        one = Corruption(masked=corruption.masked[:, draw : draw + 1], weight=corruption.weight[:, draw : draw + 1])
+        found = measure(denoiser, rows, one, vocabulary=VOCABULARY).elbo.double()
+        assert abs(float(found.mean()) - target) < 4 * float(found.std()) / len(found) ** 0.5 < 0.12
 
 
 @pytest.mark.parametrize(("draws", "share"), [(2, 0.9), (6, 0.75)])

@@ -99,7 +99,7 @@ def exact_block_elbo(policy: Policy, tokens: torch.Tensor, prompt: int) -> float
 @torch.no_grad()
 def test_expectation_is_the_block_diffusion_elbo(draws: int) -> None:
     policy = block_policy(4)
-    assert StaircaseElbo.unbiased
+    assert StaircaseElbo().unbiased
     row = block_rows(policy).select(torch.tensor([1]))  # 9 prompt tokens, 5 scored: blocks of 3 and 2 tokens
     tokens = row.token_ids[0][row.attention_mask[0]][: 9 + 5]
     many = row.select(torch.zeros(12000, dtype=torch.int64))

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from stabledrl.errors import UserInputError
@@ -13,6 +13,7 @@ from stabledrl.objectives.importance import (
     effective_sample_size,
     group_log_sum_exp,
     ratio_metrics,
+    ratio_moments,
     self_normalize,
 )
 
@@ -166,13 +167,18 @@ def test_metrics_describe_raw_ratios_and_count_what_lies_beyond_the_bounds():
         "log_ratio_mean",
         "log_ratio_std",
         "log_ratio_max",
+        "ratio_mean",
+        "ratio_std",
+        "ratio_max",
+        "ratio_kurtosis",
         "clip_fraction_low",
         "clip_fraction_high",
         "effective_sample_size",
     ]
     ratios = [0.8, math.exp(-0.1), 1.0, math.exp(0.1), 6.0]
     expected = [0.0, math.sqrt((2e6 + 0.02) / 5), 1000.0, 0.2, 0.2, sum(ratios) ** 2 / sum(r * r for r in ratios)]
-    assert [value.item() for value in metrics.values()] == pytest.approx(expected, rel=1e-5, abs=1e-4)
+    found = [value.item() for name, value in metrics.items() if not name.startswith("ratio_")]
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-4)
     assert not any(value.requires_grad or value.dim() for value in metrics.values())
 
 
@@ -185,4 +191,27 @@ def test_where_nothing_bounds_a_ratio_only_the_clamp_counts_as_clipping():
 def test_metrics_exist_for_one_row_and_for_a_batch_without_a_graded_row():
     metrics = ratio_metrics(torch.tensor([0.3]), torch.tensor([False]), torch.tensor([4]), None, 5.0)
     values = [value.item() for value in metrics.values()]
-    assert values == pytest.approx([0.3, 0.0, 0.3, 0.0, 0.0, 0.0])
+    assert values == pytest.approx([0.3, 0.0, 0.3, math.exp(0.3), 0.0, math.exp(0.3), 0.0, 0.0, 0.0, 0.0])
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=9))
+def test_moments_are_those_of_the_ratios(log_ratios):
+    ratios = [math.exp(value) for value in log_ratios]
+    mean = sum(ratios) / len(ratios)
+    variance = sum((ratio - mean) ** 2 for ratio in ratios) / len(ratios)
+    assume(variance > 1e-12 * mean**2)
+    fourth = sum((ratio - mean) ** 4 for ratio in ratios) / len(ratios)
+    found = ratio_moments(torch.tensor(log_ratios, dtype=torch.float64))
+    expected = {
+        "ratio_mean": mean,
+        "ratio_std": math.sqrt(variance),
+        "ratio_max": max(ratios),
+        "ratio_kurtosis": fourth / variance**2,
+    }
+    assert {name: value.item() for name, value in found.items()} == pytest.approx(expected, rel=1e-6)
+
+
+def test_moments_of_the_largest_ratios_are_finite():
+    found = ratio_moments(torch.tensor([1e6, -1e6, 0.0, 80.0]))
+    assert all(value.isfinite() for value in found.values())
+    assert found["ratio_max"].item() == pytest.approx(math.exp(80), rel=1e-9)

@@ -1,6 +1,8 @@
 """Callbacks: one concern a file; all state survives a resume."""
 
 from stabledrl.callbacks.alarm import TrainingStoppedError
+from stabledrl.callbacks.dashboard import Dashboard
+from stabledrl.callbacks.exploding_weight_stress import ExplodingWeightStress
 from stabledrl.callbacks.gradient_spike import GradientSpikeMonitor
 from stabledrl.callbacks.group_rollout import GroupRollout
 from stabledrl.callbacks.policy_drift import PolicyDriftMonitor
@@ -12,6 +14,8 @@ from stabledrl.callbacks.sample_writer import SampleWriter
 from stabledrl.callbacks.task_evaluation import TaskEvaluation
 
 __all__ = [
+    "Dashboard",
+    "ExplodingWeightStress",
     "GracefulStop",
     "GradientSpikeMonitor",
     "GroupRollout",

@@ -17,6 +17,10 @@ from stabledrl.types import RolloutBatch
 class PolicyDriftMonitor(Callback):
     """Logs `train/drift_kl`: KL divergence of the sampling policy from the frozen reference, on its own samples.
 
+    The loop that collapses a run, noisy ratios -> gradient spikes -> drift -> noisier ratios, is then one page of
+    TensorBoard's Custom Scalars tab (`stabledrl.callbacks.Dashboard`): the objective logs the spread of the ratios
+    before any clip, `GradientSpikeMonitor` the gradient norm.
+
     It compares the old policy's estimate with the reference's, on the same masks, with the k3 estimator. It makes the
     reference necessary, also at KL coefficient 0: one more copy of the weights, and one more pass per rollout.
 

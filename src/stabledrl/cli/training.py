@@ -19,6 +19,7 @@ from typing_extensions import override
 import stabledrl
 from stabledrl.backbones.loading import find_backbone
 from stabledrl.callbacks import (
+    Dashboard,
     GracefulStop,
     GradientSpikeMonitor,
     GroupRollout,
@@ -131,7 +132,7 @@ class TrainingCLI(LightningCLI):
         if config.get("enable_checkpointing") is False or config.get("fast_dev_run"):
             callbacks = [callback for callback in callbacks if not isinstance(callback, RunCheckpoint)]
         self._place_outputs(config, callbacks)
-        callbacks += [RunSummary(), GracefulStop(), SampleWriter()]
+        callbacks += [RunSummary(), Dashboard(), GracefulStop(), SampleWriter()]
         if config.get("enable_progress_bar") is not False:
             callbacks.append(StepProgressBar())
         try:

@@ -2,6 +2,7 @@
 
 from stabledrl.likelihoods.elbo import MonteCarloElbo, elbo, token_elbo
 from stabledrl.likelihoods.eubo import eubo
+from stabledrl.likelihoods.mean_field import MeanField
 from stabledrl.likelihoods.staircase import StaircaseElbo
 
-__all__ = ["MonteCarloElbo", "StaircaseElbo", "elbo", "eubo", "token_elbo"]
+__all__ = ["MeanField", "MonteCarloElbo", "StaircaseElbo", "elbo", "eubo", "token_elbo"]

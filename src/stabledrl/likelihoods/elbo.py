@@ -1,20 +1,16 @@
 """Monte-Carlo estimates of the evidence lower bound of a masked diffusion language model."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from stabledrl.diffusion import masking
-from stabledrl.errors import UserInputError
 from stabledrl.likelihoods.eubo import Reduction, eubo
+from stabledrl.likelihoods.mask_laws import MASK_LAWS, Masking, check_mask_law
 from stabledrl.likelihoods.settings import check_settings, mask_step, provided
 from stabledrl.protocols import Denoiser, LikelihoodEstimator, Need
 from stabledrl.types import Corruption, LikelihoodEstimate, Sequences, Vocabulary
-
-Masking = Literal["block_random", "uniform", "stratified", "complementary"]
 
 
 def token_elbo(token_log_probs: Tensor, scored: Tensor, weight: Tensor) -> Tensor:
@@ -23,7 +19,7 @@ def token_elbo(token_log_probs: Tensor, scored: Tensor, weight: Tensor) -> Tenso
     Args:
         token_log_probs: (N, K, C) float32, 0 where not scored.
         scored: (N, K, C) bool.
-        weight: (N, K, C) float32, L / k at each of a draw's k scored tokens.
+        weight: (N, K, C) float32, of `Corruption`: for most laws L / k at each of a draw's k scored tokens.
 
     Returns:
         (N, C) float32, 0 for a token that no draw scores.
@@ -94,9 +90,11 @@ class MonteCarloElbo(LikelihoodEstimator):
 
     Args:
         draws: Corruptions per completion, K.
-        masking: The law they follow, see `stabledrl.diffusion.masking`.
+        masking: The law they follow, see `stabledrl.diffusion.masking`. `complementary` and `antithetic` need an even
+            number of draws, `coupled` an odd one of at least 3.
         share_masks: Score old and current policy on the same corruptions (common random numbers): the ratio is 1 before
-            the first update. False draws anew for every estimate, as the method's release does.
+            the first update. False draws anew for every estimate, as the method's release does. Has no effect on
+            `trace`, which draws nothing.
         reduction: `length_normalized` or `sum`.
         eubo_beta: Exponent of the EUBO; None leaves it out.
         block_size: Tokens per block, for `block_random`.
@@ -116,32 +114,28 @@ class MonteCarloElbo(LikelihoodEstimator):
 
     def __post_init__(self) -> None:
         check_settings(self.draws, self.block_size, self.reduction, self.eubo_beta)
-        if self.masking not in get_args(Masking):
-            raise UserInputError(f"masking {self.masking!r} is unknown; use one of {', '.join(get_args(Masking))}")
-        if self.masking == "complementary" and self.draws % 2:
-            raise UserInputError(f"draws {self.draws} must be even for complementary masks, which come in pairs")
+        check_mask_law(self.masking, self.draws)
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
-        """Whether the expectation is the ELBO exactly; `complementary` and `block_random` are proxies."""
-        return self.masking in ("uniform", "stratified")
+        """Whether the expectation is the ELBO exactly, which is the law's to say."""
+        return MASK_LAWS[self.masking].unbiased
+
+    @property
+    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+        """What the sampler must provide."""
+        return frozenset({"step_map"} if MASK_LAWS[self.masking].traced else ())
 
     @property
     def provides(self) -> frozenset[Need]:  # type: ignore[override]
         """What the estimates hold."""
-        return provided(self.eubo_beta, self.keep_logits, self.share_masks, self.reduction)
+        shared = self.share_masks or MASK_LAWS[self.masking].traced
+        return provided(self.eubo_beta, self.keep_logits, shared, self.reduction)
 
     @override
     def corrupt(self, sequences: Sequences, *, update: int | None) -> Corruption:
         step = mask_step(self.share_masks, update)
-        if self.masking == "block_random":
-            return masking.block_random(sequences, self.draws, step, self.block_size)
-        law = {
-            "uniform": masking.uniform,
-            "stratified": masking.stratified,
-            "complementary": masking.complementary,
-        }[self.masking]
-        return law(sequences, self.draws, step)
+        return MASK_LAWS[self.masking](sequences, self.draws, step, block_size=self.block_size)
 
     @override
     def __call__(

@@ -1,6 +1,7 @@
 """The ELBO of block-diffusion models, all blocks in one forward pass."""
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -9,11 +10,14 @@ from typing_extensions import override
 from stabledrl.diffusion import masking
 from stabledrl.diffusion.block_grid import BlockGrid, columns_of_blocks
 from stabledrl.diffusion.staircase import staircase_mask
+from stabledrl.errors import UserInputError
 from stabledrl.likelihoods.elbo import estimate_from_logits
 from stabledrl.likelihoods.eubo import Reduction
 from stabledrl.likelihoods.settings import check_settings, mask_step, provided
 from stabledrl.protocols import Denoiser, LikelihoodEstimator, Need
 from stabledrl.types import Corruption, LikelihoodEstimate, Sequences, Vocabulary
+
+Masking = Literal["block_stratified", "trace"]
 
 
 @dataclass(kw_only=True)
@@ -30,20 +34,22 @@ class StaircaseElbo(LikelihoodEstimator):
     Args:
         block_size: Tokens per block of the policy.
         draws: Corruptions per completion, K.
+        masking: `block_stratified` draws masks, unbiased for the ELBO. `trace` shows the states of the rollout itself
+            (`stabledrl.diffusion.masking.trace`), K per block: a token's share is its log-probability where it was
+            decided, once K is the number of denoising steps of a block.
         share_masks: Score old and current policy on the same corruptions (common random numbers): the ratio is 1 before
-            the first update. False draws anew for every estimate.
+            the first update. False draws anew for every estimate. Has no effect on `trace`, which draws nothing.
         reduction: `length_normalized` or `sum`.
-        eubo_beta: Exponent of the EUBO; None leaves it out.
+        eubo_beta: Exponent of the EUBO; None leaves it out. With `trace`, EUBO and ELBO are equal.
         keep_logits: Hand out the logits at scored positions, for objectives that need them.
 
     Raises:
         UserInputError: A value is out of range.
     """
 
-    unbiased = True
-
     block_size: int = 4
     draws: int = 2
+    masking: Masking = "block_stratified"
     share_masks: bool = False
     reduction: Reduction = "length_normalized"
     eubo_beta: float | None = 1.5
@@ -51,6 +57,18 @@ class StaircaseElbo(LikelihoodEstimator):
 
     def __post_init__(self) -> None:
         check_settings(self.draws, self.block_size, self.reduction, self.eubo_beta)
+        if self.masking not in get_args(Masking):
+            raise UserInputError(f"masking {self.masking!r} is unknown; use one of {', '.join(get_args(Masking))}")
+
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]
+        """Whether the expectation is the ELBO exactly; `trace` is no estimate of it."""
+        return self.masking == "block_stratified"
+
+    @property
+    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+        """What the sampler must provide."""
+        return frozenset({"step_map"} if self.masking == "trace" else ())
 
     @property
     @override
@@ -60,12 +78,13 @@ class StaircaseElbo(LikelihoodEstimator):
     @property
     def provides(self) -> frozenset[Need]:  # type: ignore[override]
         """What the estimates hold."""
-        return provided(self.eubo_beta, self.keep_logits, self.share_masks, self.reduction)
+        shared = self.share_masks or self.masking == "trace"
+        return provided(self.eubo_beta, self.keep_logits, shared, self.reduction)
 
     @override
     def corrupt(self, sequences: Sequences, *, update: int | None) -> Corruption:
-        step = mask_step(self.share_masks, update)
-        return masking.block_stratified(sequences, self.draws, step, self.block_size)
+        law = masking.trace if self.masking == "trace" else masking.block_stratified
+        return law(sequences, self.draws, mask_step(self.share_masks, update), self.block_size)
 
     @override
     def __call__(

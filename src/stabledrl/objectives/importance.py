@@ -115,6 +115,30 @@ def effective_sample_size(log_ratio: Tensor, graded: Tensor, group_index: Tensor
     return torch.where(squares == 0, 0.0, 1 / squares).mean()
 
 
+def ratio_moments(log_ratio: Tensor) -> dict[str, Tensor]:
+    """Describes the spread of ratios before any clip (log-ratios beyond +-80 count as 80).
+
+    Args:
+        log_ratio: (M,) floating point, M at least 1.
+
+    Returns:
+        Detached float64 scalars: `ratio_mean`, `ratio_std` (population), `ratio_max` and `ratio_kurtosis`, the fourth
+        central moment over the squared variance: 3 for a Gaussian, up to M for a single outlier, 0 where all ratios are
+        equal.
+    """
+    # Twice the precision: the fourth power of e^80 is no float32.
+    ratio = torch.exp(clamp_log_ratio(log_ratio.detach()).double())
+    deviation = ratio - ratio.mean()
+    variance = deviation.square().mean()
+    kurtosis = deviation.pow(4).mean() / variance.square()
+    return {
+        "ratio_mean": ratio.mean(),
+        "ratio_std": variance.sqrt(),
+        "ratio_max": ratio.max(),
+        "ratio_kurtosis": torch.where(ratio.max() == ratio.min(), 0.0, kurtosis),
+    }
+
+
 def ratio_metrics(
     log_ratio: Tensor, graded: Tensor, group_index: Tensor, eps_low: float | None, eps_high: float | None
 ) -> dict[str, Tensor]:
@@ -128,9 +152,10 @@ def ratio_metrics(
         eps_high: As in `clip_log_ratio`.
 
     Returns:
-        Detached scalars. The first five are over all rows, graded or not, so that they always exist:
+        Detached scalars. All but the last are over all rows, graded or not, so that they always exist:
 
         - `log_ratio_mean`, `log_ratio_std` (population), `log_ratio_max`: of the log-ratios as they came;
+        - `ratio_mean`, `ratio_std`, `ratio_kurtosis`, `ratio_max`: see `ratio_moments`;
         - `clip_fraction_low`, `clip_fraction_high`: share of rows below the lower and above the upper bound, which is
           -80 or 80 where unbounded;
         - `effective_sample_size`: of the clipped ratios, in rows.
@@ -141,6 +166,7 @@ def ratio_metrics(
         "log_ratio_mean": log_ratio.mean(),
         "log_ratio_std": log_ratio.std(unbiased=False),
         "log_ratio_max": log_ratio.max(),
+        **ratio_moments(log_ratio),
         "clip_fraction_low": (log_ratio < low).float().mean(),
         "clip_fraction_high": (log_ratio > high).float().mean(),
         "effective_sample_size": effective_sample_size(log_ratio.clamp(low, high), graded, group_index),

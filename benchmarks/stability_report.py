@@ -1,0 +1,123 @@
+"""Tables, figure and verdicts of the stability study, from the rows of its CSVs."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.stability_runs import SETTINGS
+
+Row = dict[str, Any]
+
+
+def table(rows: list[Row]) -> str:
+    """A Markdown table per setting: means over seeds, and the range of the reward."""
+    parts = []
+    for setting, found in _by(rows, "setting").items():
+        lines = [
+            f"**{setting}**: {SETTINGS[setting].what}",
+            "",
+            "| method | seeds | reward, last fifth (range) | solved before -> after | grad norm median / max | cv "
+            "| spikes | not finite | largest fall | KL |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        ]
+        lines += [_line(method, runs) for method, runs in _by(found, "method").items()]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _line(method: str, runs: list[Row]) -> str:
+    def mean(name: str) -> float:
+        return statistics.fmean(run[name] for run in runs)
+
+    rewards = [run["reward_last_fifth"] for run in runs]
+    return (
+        f"| {method} | {len(runs)} | {mean('reward_last_fifth'):.2f} ({min(rewards):.2f} to {max(rewards):.2f}) "
+        f"| {mean('exact_before'):.2f} -> {mean('exact_after'):.2f} "
+        f"| {statistics.median(run['grad_norm_median'] for run in runs):.2g} / "
+        f"{max(run['grad_norm_max'] for run in runs):.2g} | {mean('grad_norm_cv'):.2f} | {_total(runs, 'spikes')} "
+        f"| {_total(runs, 'nonfinite')} of {_total(runs, 'steps')} | {max(r['reward_largest_fall'] for r in runs):.2f} "
+        f"| {mean('kl_last'):.2g} |"
+    )
+
+
+def _total(runs: list[Row], name: str) -> int:
+    return sum(run[name] for run in runs)
+
+
+def _by(rows: Iterable[Row], name: str) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[row[name]].append(row)
+    return dict(found)
+
+
+def verdicts(rows: list[Row]) -> bool:
+    """Prints whether each separation that is claimed holds, of those whose runs are there; True if all do."""
+    runs = {(row["setting"], row["method"], row["seed"]): row for row in rows}
+    claims: list[tuple[str, str, str, Callable[[Row, Row], bool]]] = [
+        ("stress", "GRPO", "GRPO's reward in the last fifth is at least .3 below StableDRL's", _far_below),
+        ("stress", "GRPO", "StableDRL has no spike and ends above its start", _healthy),
+        ("long_stress", "GRPO", "StableDRL's running reward never falls more than .1 below its best", _steady),
+        ("long_summed", "GRPO", "StableDRL's running reward never falls more than .1 below its best", _steady),
+    ]
+    holds = True
+    for setting, other, claim, test in claims:
+        pairs = [
+            (runs[key], runs[setting, other, key[2]])
+            for key in runs
+            if key[:2] == (setting, "StableDRL") and (setting, other, key[2]) in runs
+        ]
+        if pairs:
+            results = [test(ours, theirs) for ours, theirs in pairs]
+            holds &= all(results)
+            print(
+                f"{'holds' if all(results) else 'FAILS'} ({sum(results)} of {len(results)} seeds), {setting}: {claim}"
+            )
+    return holds
+
+
+def _far_below(ours: Row, theirs: Row) -> bool:
+    return theirs["reward_last_fifth"] <= ours["reward_last_fifth"] - 0.3
+
+
+def _healthy(ours: Row, theirs: Row) -> bool:
+    return ours["spikes"] == 0 and ours["reward_last_fifth"] > ours["reward_first"]
+
+
+def _steady(ours: Row, theirs: Row) -> bool:
+    return ours["reward_largest_fall"] <= 0.1
+
+
+PANELS = (
+    ("reward", "reward", "linear"),
+    ("grad_norm_max", "gradient norm before clipping", "log"),
+    ("kl", "KL to the start", "symlog"),
+)
+SHOWN = ("stress", "summed", "well_behaved", "long_stress", "long_summed")
+
+
+def figure(rows: list[Row], path: Path) -> None:
+    """Reward, gradient norm and drift against optimizer steps: a row per setting, a line per seed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    settings = [(name, found) for name, found in _by(rows, "setting").items() if name in SHOWN]
+    methods = ("StableDRL", "clip only", "self-normalisation only", "GRPO")
+    size = (12, 2.6 * len(settings))
+    drawing, axes = pyplot.subplots(len(settings), 3, figsize=size, layout="constrained", squeeze=False)
+    for line, (setting, found) in zip(axes, settings):
+        for axis, (name, title, scale) in zip(line, PANELS):
+            for index, method in enumerate(methods):
+                for seed, run in enumerate(_by((r for r in found if r["method"] == method), "seed").values()):
+                    # Where all gradients of a stretch are not finite there is no point to draw.
+                    points = [(r["step"], r[name]) for r in run if abs(r[name]) < float("inf")]
+                    axis.plot(*zip(*points), color=f"C{index}", linewidth=1.1, label=method if seed == 0 else None)
+            axis.set(title=f"{setting}: {title}", yscale=scale)
+            axis.grid(alpha=0.3)
+        line[0].legend(frameon=False, fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawing.savefig(path, dpi=80)

@@ -1,0 +1,67 @@
+"""Coupled-GRPO: one clipped ratio per token, each token scored in one view of a pair (arXiv 2506.20639)."""
+
+from torch import Tensor
+
+from stabledrl.objectives.importance import check_eps
+from stabledrl.objectives.token_ratio import token_ratio_metrics, token_surrogate
+from stabledrl.protocols import Need, Objective
+from stabledrl.types import LikelihoodEstimate, ObjectiveOutput, RolloutBatch
+
+
+class CoupledGRPO(Objective):
+    """The loss of coupled-GRPO (arXiv 2506.20639, "DiffuCoder: Understanding and Improving Masked Diffusion Models for
+    Code Generation"):
+
+        loss = -(1 / tokens) * sum_i sum_k min(rho_ik A_i, clip(rho_ik) A_i)
+        rho_ik = exp(l_ik - old l_ik),   clip(rho) = clamp(rho, 1 - eps_low, 1 + eps_high)
+
+    i runs over the completions of an update, k over the tokens of one, and the gradient goes through rho. l_ik is the
+    token's share of the estimate, `MonteCarloElbo` with `masking` coupled and 3 draws: with a share t of the tokens
+    masked in one view and the others in its complement,
+
+        l_ik = 1/2 (log p given nothing + log p / t or log p / (1 - t), from the view that masks the token).
+
+    Old and current estimate must see the same masks. With another estimator that shares masks, l_ik is the token's
+    share of that one.
+
+    - Paper: A standardised within the group. The release has the mean of the others for a baseline instead,
+      `leave_one_out` in `stabledrl.advantages`, and does not divide by the deviation in its recipe.
+    - The divisor is the number of completion tokens of the update (the release counts those of a device).
+    - The release draws masks for every inner update and keeps an old estimate for each; here one set of masks serves
+      all updates on a rollout.
+    - The KL term, where one is wanted, is the module's `kl_coefficient` with `kl_level` token; here 0.
+
+    Completions without a reward contribute 0, but their tokens count in the divisor.
+
+    Args:
+        eps_low: The ratio's clip below 1; None, or 1 and above, for no lower bound.
+        eps_high: The ratio's clip above 1; None for no upper bound.
+
+    Raises:
+        UserInputError: A value is not greater than 0.
+    """
+
+    needs: frozenset[Need] = frozenset({"elbo", "shared_masks"})
+    uses_ratio = True
+
+    def __init__(self, eps_low: float | None = 0.2, eps_high: float | None = 0.2) -> None:
+        check_eps(eps_low, eps_high)
+        self.eps_low = eps_low
+        self.eps_high = eps_high
+
+    def __call__(
+        self, current: LikelihoodEstimate, rollouts: RolloutBatch, *, group_log_normalizer: Tensor | None = None
+    ) -> ObjectiveOutput:
+        """Computes the batch's share of the update's loss.
+
+        Args:
+            current: Estimate under the policy being trained, with gradient.
+            rollouts: The same rows' rollouts.
+            group_log_normalizer: Has no effect, rows do not depend on each other.
+
+        Returns:
+            Loss and the metrics of `token_ratio_metrics`.
+        """
+        gain = token_surrogate(current, rollouts, self.eps_low, self.eps_high)
+        metrics = token_ratio_metrics(current, rollouts, self.eps_low, self.eps_high)
+        return ObjectiveOutput(loss=-gain.sum() / rollouts.totals.tokens, metrics=metrics)
