@@ -59,7 +59,8 @@ class Denoiser(Protocol):
         Args:
             token_ids: (N, T) int64.
             attention_mask: (N, T) bool, True = real token, attended as the model's family does; or (N or 1, 1, T, S)
-                bool, True = attend, over S = cached + T keys; None = all tokens are real.
+                bool, True = attend, over S = cached + T keys; or a flex_attention `BlockMask`; None = all tokens are
+                real.
             keep: Where to compute logits: None for all positions, (N, n) int64 for n positions a row, (N, T) bool.
             position_ids: (N, T) int64; by default a row's real tokens are numbered from 0.
             cache: Keys and values of earlier tokens (`Policy.new_cache`), extended in place; needs a 4D mask and

@@ -10,6 +10,7 @@ from tests.backbones.golden import BLOCK_CAUSAL, END, GOLDEN, MASK, Golden, othe
 from torch import Tensor
 
 from stabledrl.backbones import NewPolicy, Policy, load_policy
+from stabledrl.backbones.attention import SDPA_OR_FLEX
 from stabledrl.checkpoints import POLICY_KEY, WEIGHTS_PREFIX
 from stabledrl.errors import UserInputError
 from stabledrl.export import Layout, export_checkpoint, export_policy
@@ -107,7 +108,7 @@ def test_model_in_memory_is_transformers_own(policy: Policy, golden: Golden) -> 
     config = policy.model.config
     assert type(policy.model).__module__.startswith("transformers.models.")
     assert config.architectures == [type(policy.model).__name__]
-    assert (config.pad_token_id, config.is_causal, config._attn_implementation) == (None, False, "sdpa")
+    assert (config.pad_token_id, config.is_causal, config._attn_implementation) == (None, False, SDPA_OR_FLEX)
     assert {"model.embed_tokens.weight", "model.norm.weight"} <= policy.model.state_dict().keys()
     assert policy.family == golden.family
 

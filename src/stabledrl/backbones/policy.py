@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from stabledrl.backbones.attention import SDPA_OR_FLEX
 from stabledrl.diffusion.attention import bidirectional_mask, block_causal_mask, positions_from_mask
 from stabledrl.errors import UserInputError
 from stabledrl.types import Vocabulary
@@ -17,7 +19,7 @@ class Policy(nn.Module):
     """One of transformers' own causal-LM classes, run with the attention of its family and aligned logits.
 
     Args:
-        model: The transformer.
+        model: The transformer. Its attention becomes sdpa or, in passes that bring a `BlockMask`, flex_attention.
         tokenizer: Its tokenizer; None where the weights came without one: all but text works.
         vocabulary: Special ids and sampling candidates.
         family: Name of the backbone family.
@@ -42,8 +44,9 @@ class Policy(nn.Module):
     ) -> None:
         super().__init__()
         attention = model.config._attn_implementation
-        if attention != "sdpa":
+        if attention not in ("sdpa", SDPA_OR_FLEX):
             raise UserInputError(f"attn_implementation {attention!r} of the model must be 'sdpa'")
+        model.set_attn_implementation(SDPA_OR_FLEX)
         self.model = model
         self._tokenizer = tokenizer
         self.vocabulary = vocabulary
@@ -96,7 +99,7 @@ class Policy(nn.Module):
     def logits(
         self,
         token_ids: Tensor,
-        attention_mask: Tensor | None = None,
+        attention_mask: Tensor | BlockMask | None = None,
         *,
         keep: Tensor | None = None,
         position_ids: Tensor | None = None,
@@ -104,12 +107,14 @@ class Policy(nn.Module):
     ) -> Tensor:
         """Computes logits; those at position i predict token i. See `stabledrl.protocols.Denoiser`.
 
+        `attention_mask` may also be a `BlockMask` (N or 1, 1, T, T), with position_ids: then flex_attention runs.
+
         Returns:
             (N, T, V), (N, n, V), or (M, V) for M True positions in row-major order, in the model's precision.
         """
         if attention_mask is None and self.block_size is not None:
             attention_mask = torch.ones_like(token_ids, dtype=torch.bool)
-        if attention_mask is not None and attention_mask.ndim == 2:
+        if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2:
             attention_mask = attention_mask.bool()
             position_ids = positions_from_mask(attention_mask) if position_ids is None else position_ids
             attention_mask = (
@@ -118,7 +123,8 @@ class Policy(nn.Module):
                 else block_causal_mask(attention_mask, position_ids, self.block_size)
             )
         # sdpa would add the ones of a 0/1 float mask to the scores, without an error.
-        assert attention_mask is None or attention_mask.dtype == torch.bool, "a 4D attention mask must be boolean"
+        boolean = not isinstance(attention_mask, Tensor) or attention_mask.dtype == torch.bool
+        assert boolean, "a 4D attention mask must be boolean"
         output = self.model(
             input_ids=token_ids,
             attention_mask=attention_mask,

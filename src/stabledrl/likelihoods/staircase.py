@@ -1,15 +1,16 @@
 """The ELBO of block-diffusion models, all blocks in one forward pass."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from typing_extensions import override
 
 from stabledrl.diffusion import masking
 from stabledrl.diffusion.block_grid import BlockGrid, columns_of_blocks
-from stabledrl.diffusion.staircase import staircase_mask
+from stabledrl.diffusion.staircase import FLEX_TILE, staircase_block_mask, staircase_mask
 from stabledrl.errors import UserInputError
 from stabledrl.likelihoods.elbo import estimate_from_logits
 from stabledrl.likelihoods.eubo import Reduction
@@ -18,6 +19,10 @@ from stabledrl.protocols import Denoiser, LikelihoodEstimator, Need
 from stabledrl.types import Corruption, LikelihoodEstimate, Sequences, Vocabulary
 
 Masking = Literal["block_stratified", "trace"]
+Attention = Literal["auto", "dense", "flex"]
+
+FLEX_ABOVE = 4096
+"""Columns up to which attention is a few per cent of a pass, and sdpa with a written-out mask suffices."""
 
 
 @dataclass(kw_only=True)
@@ -31,6 +36,11 @@ class StaircaseElbo(LikelihoodEstimator):
     The pass is over [clean | noised 1 | ... | noised K]. The noised copies hold the response's blocks only; the clean
     one ends before the response's last block, which nothing would look at.
 
+    Attention is sdpa with the mask written out (`dense`) or flex_attention (`flex`), which leaves out the 128 x 128
+    tiles without an allowed pair and keeps no mask that grows with the square of the length. The estimates are equal up
+    to rounding. flex needs a GPU for gradients. It is compiled in the first pass and once more when the length, or the
+    number of rows, first changes; then it serves any, because the pass is padded to a multiple of 128 columns.
+
     Args:
         block_size: Tokens per block of the policy.
         draws: Corruptions per completion, K.
@@ -42,9 +52,10 @@ class StaircaseElbo(LikelihoodEstimator):
         reduction: `length_normalized` or `sum`.
         eubo_beta: Exponent of the EUBO; None leaves it out. With `trace`, EUBO and ELBO are equal.
         keep_logits: Hand out the logits at scored positions, for objectives that need them.
+        attention: `dense`, `flex`, or `auto`: flex on CUDA for passes of more than 4096 columns, else dense.
 
     Raises:
-        UserInputError: A value is out of range.
+        UserInputError: A value is out of range; later, `flex` is to give gradients where it has none.
     """
 
     block_size: int = 4
@@ -54,11 +65,16 @@ class StaircaseElbo(LikelihoodEstimator):
     reduction: Reduction = "length_normalized"
     eubo_beta: float | None = 1.5
     keep_logits: bool = False
+    attention: Attention = "auto"
 
     def __post_init__(self) -> None:
         check_settings(self.draws, self.block_size, self.reduction, self.eubo_beta)
-        if self.masking not in get_args(Masking):
-            raise UserInputError(f"masking {self.masking!r} is unknown; use one of {', '.join(get_args(Masking))}")
+        for name, value, known in (
+            ("masking", self.masking, get_args(Masking)),
+            ("attention", self.attention, get_args(Attention)),
+        ):
+            if value not in known:
+                raise UserInputError(f"{name} {value!r} is unknown; use one of {', '.join(known)}")
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
@@ -102,7 +118,7 @@ class StaircaseElbo(LikelihoodEstimator):
             keep_logits=self.keep_logits,
         )
 
-    def _one_pass(self, sequences: Sequences, masked: Tensor, scored: Tensor, mask_token_id: int) -> dict[str, Tensor]:
+    def _one_pass(self, sequences: Sequences, masked: Tensor, scored: Tensor, mask_token_id: int) -> dict[str, Any]:
         """Arguments of the forward pass over the clean copy and the K noised ones, S columns in all."""
         token_ids, draws = sequences.token_ids, masked.shape[1]
         grid = BlockGrid.of(sequences.attention_mask[:, : sequences.prompt_length], self.block_size)
@@ -119,9 +135,22 @@ class StaircaseElbo(LikelihoodEstimator):
         index = grid.response_index(response)
         inside = (index >= 0) & (index < scored.shape[2])
         asked = scored.gather(2, index.clamp(0, scored.shape[2] - 1)[:, None].expand(-1, draws, -1)) & inside[:, None]
+        keep = torch.cat([asked.new_zeros(len(token_ids), len(clean)), asked.flatten(1)], dim=1)
+        flex = self._uses_flex(token_ids.device, len(columns))
+        # The columns that fill up flex's last tile are padding: not real, so that nothing attends them.
+        filling = (0, -len(columns) % FLEX_TILE if flex else 0)
+        attention = [pad(part, filling) for part in (columns // self.block_size, stream, grid.real(columns))]
+        shown = torch.cat([grid.lay_out(token_ids, clean, mask_token_id), *noised], dim=1)
         return {
-            "token_ids": torch.cat([grid.lay_out(token_ids, clean, mask_token_id), *noised], dim=1),
-            "attention_mask": staircase_mask(columns // self.block_size, stream, grid.real(columns)),
-            "keep": torch.cat([asked.new_zeros(len(token_ids), len(clean)), asked.flatten(1)], dim=1),
-            "position_ids": grid.positions(columns),
+            "token_ids": pad(shown, filling, value=mask_token_id),
+            "attention_mask": staircase_block_mask(*attention) if flex else staircase_mask(*attention),
+            "keep": pad(keep, filling),
+            "position_ids": pad(grid.positions(columns), filling),
         }
+
+    def _uses_flex(self, device: torch.device, columns: int) -> bool:
+        if self.attention == "auto":
+            return device.type == "cuda" and columns > FLEX_ABOVE
+        if self.attention == "flex" and torch.is_grad_enabled() and device.type in {"cpu", "mps"}:
+            raise UserInputError(f"attention 'flex' gives no gradients on {device.type}; use 'auto' or 'dense'")
+        return self.attention == "flex"
