@@ -143,8 +143,17 @@ SETTINGS = {
         lr=3e-3,
         decay="linear",
     ),
-    "long_stress": Setting(what="stress for 1000 steps", likelihood=STRESS, stress=tuple(noise()), steps=1000),
-    "long_summed": Setting(what="summed for 1000 steps", likelihood=SUMMED, clip=None, steps=1000),
+    # The rate falls as in the method's release, linearly over the run.
+    "long_stress": Setting(
+        what="stress for 1000 steps, rate decayed linearly",
+        likelihood=STRESS,
+        stress=tuple(noise()),
+        decay="linear",
+        steps=1000,
+    ),
+    "long_summed": Setting(
+        what="summed for 1000 steps, rate decayed linearly", likelihood=SUMMED, clip=None, decay="linear", steps=1000
+    ),
 }
 
 

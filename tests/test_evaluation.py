@@ -1,27 +1,26 @@
-"""Evaluation: a prompt's verdict is its own, and means are over all prompts."""
+"""Evaluation: a prompt's verdict is its own, every prompt counts once, and means are over all prompts."""
+
+from typing import Any
 
 import pytest
 import torch
 from tests.test_experience import prompts
 from tests.training import Digits, tiny_policy, tiny_sampler
 
-from stabledrl.evaluation import TaskScores, evaluate_batch
+from stabledrl.evaluation import EvaluatedBatch, Evaluator, TaskScores
+from stabledrl.processes import Processes
 from stabledrl.types import Sample
 
 
-def evaluate(*ids: int, width: int = 2, temperature: float = 0.0, seed: int = 0) -> dict[int, str]:
+def evaluator(**settings: Any) -> Evaluator:
     policy = tiny_policy()
-    samples = evaluate_batch(
-        prompts(*ids, width=width),
-        policy,
-        tiny_sampler(),
-        tasks={"digits": Digits()},
-        tokenizer=policy.tokenizer,
-        vocabulary=policy.vocabulary,
-        temperature=temperature,
-        seed=seed,
-    )
-    return {sample.prompt_id: sample.completion for sample in samples}
+    tasks = {"digits": Digits()}
+    return Evaluator(tasks=tasks, tokenizer=policy.tokenizer, vocabulary=policy.vocabulary, **settings)
+
+
+def evaluate(*ids: int, width: int = 2, **settings: Any) -> dict[int, str]:
+    done = evaluator(**settings).evaluate(prompts(*ids, width=width), tiny_policy(), tiny_sampler())
+    return {sample.prompt_id: sample.completion for sample in done.samples}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -46,16 +45,66 @@ def test_no_gradient_is_recorded() -> None:
         seen.append(logits.requires_grad)
         return logits
 
-    evaluate_batch(
-        prompts(1),
-        forward,  # type: ignore[arg-type]
-        tiny_sampler(),
-        tasks={"digits": Digits()},
-        tokenizer=policy.tokenizer,
-        vocabulary=policy.vocabulary,
-    )
+    done = evaluator().evaluate(prompts(1), forward, tiny_sampler())
     assert seen == [False] * len(seen)
-    assert seen
+    assert done.steps == len(seen) == tiny_sampler().denoising_steps
+    assert done.seconds > 0
+
+
+def by_several(ids: list[int], count: int, settings: dict[str, Any]) -> list[tuple[EvaluatedBatch, EvaluatedBatch]]:
+    """What each of several processes does itself, and what it returns; they run one after the other."""
+    own_evaluator, batch, policy = evaluator(**settings), prompts(*ids), tiny_policy()
+    own: list[Any] = []
+    done: list[EvaluatedBatch] = []
+    for returning in (False, True):
+        for rank in range(count):
+
+            def exchange(outcome: Any) -> list[Any]:
+                if not returning:  # noqa: B023
+                    own.append(outcome)
+                return own if returning else [outcome]  # noqa: B023
+
+            processes = Processes(rank=rank, count=count, exchange=exchange)
+            done.append(own_evaluator.evaluate(batch, policy, tiny_sampler(), processes))
+    return list(zip(done[:count], done[count:]))
+
+
+@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize("ids", [[4], [7, 2, 5], [1, 2, 3, 4, 5, 6, 7]], ids=len)
+@pytest.mark.parametrize("settings", [{}, {"samples_per_prompt": 3, "temperature": 1.0}], ids=["greedy", "sampled"])
+def test_processes_share_the_prompts_and_all_have_what_one_would(
+    ids: list[int], count: int, settings: dict[str, Any]
+) -> None:
+    alone = evaluator(**settings).evaluate(prompts(*ids), tiny_policy(), tiny_sampler())
+    several = by_several(ids, count, settings)
+    for _, returned in several:
+        assert returned.samples == alone.samples
+    per_prompt = settings.get("samples_per_prompt", 1)
+    shares = [len(own.samples) // per_prompt for own, _ in several]
+    assert max(shares) - min(shares) <= 1
+    # Also a process without a prompt makes forward passes: it may have to gather weights with the others.
+    assert all(own.steps > 0 for own, _ in several)
+
+
+def test_samples_of_a_prompt_stand_side_by_side_and_differ() -> None:
+    done = evaluator(samples_per_prompt=4, temperature=1.0).evaluate(prompts(5, 2), tiny_policy(), tiny_sampler())
+    assert [(sample.prompt_id, sample.sample_index) for sample in done.samples] == [
+        (prompt, index) for prompt in (5, 2) for index in range(4)
+    ]
+    assert len({sample.completion for sample in done.samples[:4]}) > 1
+
+
+def test_several_samples_are_taken_as_many_at_a_time_as_there_are_prompts() -> None:
+    policy, widest = tiny_policy(), 0
+
+    def forward(token_ids: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        nonlocal widest
+        widest = max(widest, len(token_ids))
+        logits: torch.Tensor = policy(token_ids, *arguments, **options)
+        return logits
+
+    evaluator(samples_per_prompt=5, temperature=1.0).evaluate(prompts(5, 2), forward, tiny_sampler())
+    assert widest == 2
 
 
 def sample(task: str, correct: bool | None, reward: float | None) -> Sample:

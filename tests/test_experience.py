@@ -1,55 +1,17 @@
 """From prompts to a RolloutBatch: pairing, independence of the batch, honest numbers."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from tests.training import Digits, Fixed, Scripted, level, same, tiny_policy, tiny_sampler
+from tests.experiences import LIKELIHOOD, collect, collector, prompts
+from tests.training import Digits, Fixed, Scripted, level, same, tiny_policy
 
 from stabledrl.errors import UserInputError
-from stabledrl.experience import Experience, ExperienceCollector, identical_groups, score
-from stabledrl.likelihoods import MonteCarloElbo
-from stabledrl.protocols import Task
-
-LIKELIHOOD = MonteCarloElbo(draws=2, masking="uniform")
-
-
-def prompts(*ids: int, task: str = "digits", width: int = 2) -> dict[str, Any]:
-    """A loader's batch of the one-digit prompts `ids`, padded on the left to `width`."""
-    policy = tiny_policy()
-    rows = [policy.tokenizer(f"{own}=")["input_ids"] for own in ids]
-    return {
-        "prompt_ids": torch.tensor([[policy.vocabulary.pad_token_id] * (width - 2) + row for row in rows]),
-        "prompt_mask": torch.tensor([[False] * (width - 2) + [True, True]] * len(ids)),
-        "prompt_id": torch.tensor(ids),
-        "prompts": [f"{own}=" for own in ids],
-        "columns": [{"gold": str(own)} for own in ids],
-        "tasks": [task] * len(ids),
-        "rollout_index": torch.tensor(7),
-    }
-
-
-def collector(task: Task | None = None, **changes: Any) -> ExperienceCollector:
-    policy = tiny_policy()
-    task = task or Digits()
-    options: dict[str, Any] = {
-        "sampler": tiny_sampler(),
-        "likelihood": LIKELIHOOD,
-        "tasks": {task.name: task},
-        "tokenizer": policy.tokenizer,
-        "vocabulary": policy.vocabulary,
-        "group_size": 3,
-        "temperature": 1.0,
-        "baseline": "center",
-        "seed": 0,
-    }
-    return ExperienceCollector(**{**options, **changes})
-
-
-def collect(batch: Mapping[str, Any], task: Task | None = None, **changes: Any) -> Experience:
-    return collector(task, **changes).collect(batch, tiny_policy())
+from stabledrl.experience import Experience, score
+from stabledrl.rollout_metrics import identical_groups
 
 
 def by_key(experience: Experience) -> dict[tuple[int, int], tuple[Any, ...]]:

@@ -1,20 +1,22 @@
 """From a batch of prompts to a `RolloutBatch`: sample groups, grade, compare within the group, score."""
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stabledrl.advantages import Baseline, group_advantages, zero_variance_groups
+from stabledrl.advantages import Baseline, group_advantages
 from stabledrl.errors import UserInputError
 from stabledrl.generation import Prompts, generate, grade
+from stabledrl.processes import Processes
 from stabledrl.protocols import Denoiser, LikelihoodEstimator, Sampler, Task
 from stabledrl.randomness import row_keys
+from stabledrl.rollout_metrics import rollout_metrics
 from stabledrl.types import (
-    Completions,
     Corruption,
     LikelihoodEstimate,
     RolloutBatch,
@@ -24,13 +26,16 @@ from stabledrl.types import (
     Vocabulary,
 )
 
+Gathering = Callable[[Denoiser], AbstractContextManager[Denoiser]]
+"""Gathers a model's weights once, for the forward passes within; all processes enter it together."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Experience:
-    """A rollout as the update, the reader and the plots want it.
+    """A rollout as the update, the reader and the plots want it; the same on every process.
 
     Attributes:
-        rollouts: The tensors.
+        rollouts: The tensors, on the CPU.
         samples: The texts, a sample per row.
         metrics: Numbers named `rollout/...`.
     """
@@ -38,6 +43,15 @@ class Experience:
     rollouts: RolloutBatch
     samples: list[Sample]
     metrics: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sampled:
+    """What one process sampled and graded, and how long the sampling took."""
+
+    sequences: Sequences
+    samples: list[Sample]
+    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,24 +92,55 @@ class ExperienceCollector:
         *,
         reference: Denoiser | None = None,
         rollback_count: int = 0,
+        processes: Processes = Processes(),  # noqa: B008  # immutable: this process alone
+        gathered: Gathering = nullcontext,
     ) -> Experience:
         """Samples, grades and scores a group for every prompt of a batch.
 
+        Every process takes its share of the completions; groups are whole on a process if the prompts go round.
+
         Args:
-            batch: Prompts as the loader yields them.
+            batch: Prompts as the loader yields them, the same on all processes.
             forward: The policy; it becomes the old policy of the update.
             reference: The frozen reference, where something uses it.
             rollback_count: How often the run has been rolled back.
+            processes: They share the work. What each one does may take any number of forward passes.
+            gathered: Readies a model for forward passes that wait for no other process.
 
         Returns:
-            The experience, on the device of the prompts.
+            The experience of all processes.
 
         Raises:
             UserInputError: Too many completions have no finite reward.
+            ProcessFailedError: Another process failed to sample, grade or score.
         """
-        started = time.perf_counter()
         prompts = Prompts.from_batch(batch, self.group_size)
-        keys = row_keys(self.seed, int(batch["rollout_index"]), prompts.prompt_id, prompts.sample_index, rollback_count)
+        rollout_index = int(batch["rollout_index"])
+        keys = row_keys(self.seed, rollout_index, prompts.prompt_id, prompts.sample_index, rollback_count)
+        rows = processes.share(len(keys))
+        own, own_keys = _select(prompts, rows), keys[rows]
+        ids = ", ".join(str(number) for number in dict.fromkeys(own.prompt_id.tolist()))
+        subject = f"rollout {rollout_index}, completions of prompts {ids}"
+        with gathered(forward) as policy:
+            parts = processes.together(lambda: self._sample(policy, own, own_keys), subject)
+            sequences = Sequences.cat([part.sequences for part in parts])
+            samples = [sample for part in parts for sample in part.samples]
+            rewards = self._rewards(samples)
+            old = self._estimates(policy, sequences, rows, keys.device, processes, subject)
+        before = None
+        if reference is not None:
+            with gathered(reference) as frozen:
+                before = self._estimates(frozen, sequences, rows, keys.device, processes, subject)
+        rollouts = self._rollouts(sequences, rewards, old, before)
+        samples = [
+            replace(sample, advantage=advantage) for sample, advantage in zip(samples, rollouts.advantages.tolist())
+        ]
+        # The slowest process decides how fast all are.
+        seconds = max(part.seconds for part in parts)
+        return Experience(rollouts=rollouts, samples=samples, metrics=rollout_metrics(rollouts, samples, seconds))
+
+    def _sample(self, forward: Denoiser, prompts: Prompts, keys: Tensor) -> _Sampled:
+        started = time.perf_counter()
         completions = generate(
             forward,
             self.sampler,
@@ -105,50 +150,57 @@ class ExperienceCollector:
             temperature=self.temperature,
             rows_per_forward=self.rows_per_forward,
         )
+        # Off the device before the clock is read, which waits for all that was queued there.
+        sequences = Sequences.join(prompts.ids, prompts.mask, completions, keys).to("cpu")
         seconds = time.perf_counter() - started
         samples = grade(completions, prompts, tasks=self.tasks, tokenizer=self.tokenizer)
-        sequences = Sequences.join(prompts.ids, prompts.mask, completions, keys)
-        rollouts = self._rollouts(sequences, completions, samples, forward, reference)
-        samples = [
-            replace(sample, advantage=advantage) for sample, advantage in zip(samples, rollouts.advantages.tolist())
-        ]
-        return Experience(rollouts=rollouts, samples=samples, metrics=rollout_metrics(rollouts, samples, seconds))
+        return _Sampled(sequences=sequences, samples=samples, seconds=seconds)
 
-    def _rollouts(
-        self,
-        sequences: Sequences,
-        completions: Completions,
-        samples: list[Sample],
-        forward: Denoiser,
-        reference: Denoiser | None,
-    ) -> RolloutBatch:
-        device = sequences.token_ids.device
+    def _rewards(self, samples: list[Sample]) -> Tensor:
         missing = float("nan")
         rewards = torch.tensor(
-            [missing if sample.reward is None else sample.reward for sample in samples],
-            dtype=torch.float32,
-            device=device,
+            [missing if sample.reward is None else sample.reward for sample in samples], dtype=torch.float32
         )
-        graded = rewards.isfinite()
-        if (share := int((~graded).sum()) / len(samples)) > self.max_ungraded_share:
+        if (share := int((~rewards.isfinite()).sum()) / len(samples)) > self.max_ungraded_share:
             raise UserInputError(
                 f"{share:.0%} of this rollout's completions have no finite reward, more than max_ungraded_share "
                 f"{self.max_ungraded_share:.0%}; first reason: {_first_reason(samples)}"
             )
-        groups = len(samples) // self.group_size
-        group_index = torch.arange(groups, device=device).repeat_interleave(self.group_size)
-        advantages = group_advantages(rewards, graded, group_index, groups, baseline=self.baseline)
-        corruption = self.likelihood.corrupt(sequences, update=None)
+        return rewards
+
+    def _rollouts(
+        self, sequences: Sequences, rewards: Tensor, old: LikelihoodEstimate, reference: LikelihoodEstimate | None
+    ) -> RolloutBatch:
+        groups = len(rewards) // self.group_size
+        group_index = torch.arange(groups).repeat_interleave(self.group_size)
+        graded = rewards.isfinite()
         return RolloutBatch(
             sequences=sequences,
             group_index=group_index,
             rewards=rewards,
             graded=graded,
-            advantages=advantages,
-            old=self._score(forward, sequences, corruption),
-            reference=None if reference is None else self._score(reference, sequences, corruption),
-            totals=UpdateTotals(rows=len(samples), groups=groups, tokens=int(sequences.lengths.sum())),
+            advantages=group_advantages(rewards, graded, group_index, groups, baseline=self.baseline),
+            old=old,
+            reference=reference,
+            totals=UpdateTotals(rows=len(rewards), groups=groups, tokens=int(sequences.lengths.sum())),
         )
+
+    def _estimates(
+        self,
+        forward: Denoiser,
+        sequences: Sequences,
+        rows: slice,
+        device: torch.device,
+        processes: Processes,
+        subject: str,
+    ) -> LikelihoodEstimate:
+        """Scores this process's rows of all sequences and puts the estimates of all processes together."""
+        own = sequences.select(rows).to(device)
+
+        def work() -> LikelihoodEstimate:
+            return self._score(forward, own, self.likelihood.corrupt(own, update=None)).to("cpu")
+
+        return LikelihoodEstimate.cat(processes.together(work, subject))
 
     def _score(self, forward: Denoiser, sequences: Sequences, corruption: Corruption) -> LikelihoodEstimate:
         return score(
@@ -187,38 +239,8 @@ def score(
     return LikelihoodEstimate.cat(parts)
 
 
-def rollout_metrics(rollouts: RolloutBatch, samples: list[Sample], seconds: float) -> dict[str, float]:
-    """Summarises a rollout.
-
-    Args:
-        rollouts: The rollout's tensors.
-        samples: Its texts.
-        seconds: Wall-clock time the sampling took.
-
-    Returns:
-        Metrics under their fixed names. Rewards are over graded completions; accuracy counts no verdict as wrong.
-    """
-    rewards = rollouts.rewards[rollouts.graded]
-    flat = zero_variance_groups(rollouts.rewards, rollouts.graded, rollouts.group_index, rollouts.totals.groups)
-    return {
-        "rollout/reward_mean": rewards.mean().item(),
-        # Not std(), which warns where no completion is graded: NaN says it.
-        "rollout/reward_std": (rewards - rewards.mean()).square().mean().sqrt().item(),
-        "rollout/accuracy": sum(sample.correct is True for sample in samples) / len(samples),
-        "rollout/zero_variance_groups": flat.float().mean().item(),
-        "rollout/identical_groups": identical_groups(samples, rollouts.group_index),
-        "rollout/ungraded": 1 - rollouts.graded.float().mean().item(),
-        "rollout/completion_length": rollouts.sequences.lengths.float().mean().item(),
-        "rollout/tokens_per_second": rollouts.totals.tokens / seconds,
-    }
-
-
-def identical_groups(samples: list[Sample], group_index: Tensor) -> float:
-    """Share of the groups whose completions are all the same text."""
-    texts: dict[int, set[str]] = {}
-    for sample, group in zip(samples, group_index.tolist()):
-        texts.setdefault(group, set()).add(sample.completion)
-    return sum(len(group) == 1 for group in texts.values()) / len(texts)
+def _select(prompts: Prompts, rows: slice) -> Prompts:
+    return Prompts(**{field.name: getattr(prompts, field.name)[rows] for field in fields(prompts)})
 
 
 def _first_reason(samples: list[Sample]) -> str:

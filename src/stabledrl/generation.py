@@ -1,7 +1,7 @@
 """Prompts in, graded completions out: what rollouts, evaluation and prediction have in common."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -47,6 +47,10 @@ class Prompts:
             prompts=[prompt for prompt in batch["prompts"] for _ in range(group_size)],
             columns=[row for row in batch["columns"] for _ in range(group_size)],
         )
+
+    def select(self, rows: slice) -> "Prompts":
+        """Keeps the given rows."""
+        return Prompts(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
 
 def generate(

@@ -1,29 +1,42 @@
 """The norm of a model's gradient, and whether the weights can take the steps it makes."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from stabledrl.errors import UserInputError
+from stabledrl.sharding import shard_group
 
 MIN_BFLOAT16_LR = 1e-5
 """Below it AdamW's steps are mostly rounded away: at 1e-6 2 % of the weights moved in 200 steps."""
 
 
 def gradient_norm(module: nn.Module) -> Tensor:
-    """Euclidean norm over all gradients, summed in float32.
+    """Euclidean norm over all gradients, summed in float32; the same on all processes, which call it together.
 
     Args:
-        module: Any module; parameters without gradient are passed over.
+        module: Any module, as a strategy has it: where its weights are sharded, the norm is over all shards. Parameters
+            without gradient are passed over.
 
     Returns:
         Scalar float32; 0 if no parameter has a gradient, not finite if one entry is not.
     """
     gradients = [p.grad for p in module.parameters() if p.grad is not None]
-    if not gradients:
-        return torch.zeros(())
-    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
-    return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+    local = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+    parts = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in local]
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    norm = torch.linalg.vector_norm(
+        torch.stack([part.to(device) for part in parts] or [torch.zeros((), device=device)])
+    )
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return norm
+    group = shard_group(module)
+    everyone = [torch.empty_like(norm) for _ in range(distributed.get_world_size(group))]
+    distributed.all_gather(everyone, norm, group=group)
+    norms = torch.stack(everyone)
+    # Gradients that are whole have been averaged: their norms agree but for rounding, or a broken device.
+    return norms.max() if group is None else torch.linalg.vector_norm(norms)
 
 
 def check_update_precision(optimizer: Optimizer) -> None:

@@ -9,33 +9,21 @@ from typing import Any, get_args
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
+from torch.distributed import DeviceMesh
 from typing_extensions import override
 
 from stabledrl.backbones import Policy
 from stabledrl.diffusion import check_attention
 from stabledrl.errors import UserInputError
-from stabledrl.evaluation import TaskScores, evaluate_batch
+from stabledrl.evaluation import EvaluatedBatch, Evaluator, TaskScores
 from stabledrl.gradients import gradient_norm
+from stabledrl.needs import check_needs
 from stabledrl.objectives.kl import KLEstimator, KLLevel, kl_shares
 from stabledrl.policy_module import PolicyModule, Precision
-from stabledrl.protocols import Denoiser, LikelihoodEstimator, Objective, Sampler, Task
-from stabledrl.types import ObjectiveOutput, RolloutBatch, Sample, combine_metrics
-
-
-def check_needs(objective: Objective, likelihood: LikelihoodEstimator, sampler: Sampler) -> None:
-    """Refuses an objective whose estimates would lack something.
-
-    Raises:
-        UserInputError: Something is needed that is not provided.
-    """
-    provided = likelihood.provides | sampler.provides
-    for asking in (objective, likelihood):
-        if missing := asking.needs - provided:
-            raise UserInputError(
-                f"{type(asking).__name__} needs {', '.join(sorted(missing))}, but {type(likelihood).__name__} "
-                f"provides {', '.join(sorted(likelihood.provides))} and {type(sampler).__name__} "
-                f"{', '.join(sorted(sampler.provides)) or 'nothing'}"
-            )
+from stabledrl.processes import Processes, combine_log_sums
+from stabledrl.protocols import Denoiser, GroupCoupledObjective, LikelihoodEstimator, Objective, Sampler, Task
+from stabledrl.sharding import shard, shard_group
+from stabledrl.types import ObjectiveOutput, RolloutBatch, combine_metrics
 
 
 class DiffusionPolicyModule(PolicyModule):
@@ -53,7 +41,10 @@ class DiffusionPolicyModule(PolicyModule):
         kl_coefficient: Factor of the KL penalty towards the frozen reference; 0 builds no reference.
         kl_estimator: k1, k2 or k3, see `stabledrl.objectives.kl`.
         kl_level: `sequence`, `token` or `sequence_per_token`, see `stabledrl.objectives.kl.kl_shares`.
+        offload_reference: Keep the reference on the CPU while it is not in use.
         dtype: Precision of the weights.
+        activation_checkpointing: Compute activations anew in the backward pass instead of keeping them: less memory,
+            about a third more time per update.
 
     Raises:
         UserInputError: The objective needs what the likelihood does not provide, or a value is out of range.
@@ -70,9 +61,11 @@ class DiffusionPolicyModule(PolicyModule):
         kl_coefficient: float = 0.0,
         kl_estimator: KLEstimator = "k3",
         kl_level: KLLevel = "sequence",
+        offload_reference: bool = False,
         dtype: Precision = "float32",
+        activation_checkpointing: bool = False,
     ) -> None:
-        super().__init__(policy, optimizer, lr_scheduler, dtype)
+        super().__init__(policy, optimizer, lr_scheduler, dtype, activation_checkpointing)
         check_needs(objective, likelihood, sampler)
         if not (kl_coefficient >= 0 and math.isfinite(kl_coefficient)):
             raise UserInputError(f"kl_coefficient {kl_coefficient} must be a finite number of at least 0")
@@ -92,6 +85,7 @@ class DiffusionPolicyModule(PolicyModule):
         self.kl_coefficient = kl_coefficient
         self.kl_estimator: KLEstimator = kl_estimator
         self.kl_level: KLLevel = kl_level
+        self.offload_reference = offload_reference
         self.needs_reference = kl_coefficient > 0
         """Callbacks that compare with the reference set this in their `setup`."""
         # In a tuple, not a submodule: it must not be trained, saved or counted.
@@ -103,11 +97,12 @@ class DiffusionPolicyModule(PolicyModule):
     @override
     def configure_model(self) -> None:
         """Loads the policy and, where used, copies the reference: before a checkpoint is restored, so of the start."""
-        super().configure_model()
+        self.load()
         policy = self.loaded_policy
         check_attention(policy.block_size, self.sampler, self.likelihood)
         if self.needs_reference and not self._reference:
             self._reference = (copy.deepcopy(policy).requires_grad_(False).eval(),)
+        self.prepare()
 
     @property
     def reference(self) -> Denoiser | None:
@@ -117,24 +112,37 @@ class DiffusionPolicyModule(PolicyModule):
     @override
     def on_fit_start(self) -> None:
         for reference in self._reference:
-            reference.to(device=self.device, dtype=next(self.loaded_policy.parameters()).dtype)
+            reference.to(dtype=next(self.loaded_policy.parameters()).dtype)
+            if (group := shard_group(self.wrapped)) is not None:
+                mesh = DeviceMesh.from_group(group, self.device.type)
+                shard(reference, mesh, self.compute_dtype, offload=self.offload_reference)
+            elif not self.offload_reference:
+                reference.to(self.device)
 
     @override
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         if "rollouts" not in batch:
             raise UserInputError("the batch holds no rollouts: add the GroupRollout callback to the trainer")
         rollouts: RolloutBatch = batch["rollouts"]
-        output = self._loss(rollouts, batch["update"], batch.get("group_log_normalizer"))
+        output = self._loss(rollouts, batch["update"], batch["group_log_normalizer"], batch["split_groups"])
         self._has_signal |= bool(rollouts.advantages.any()) or self.kl_coefficient > 0
         self._collected.append(output.metrics)
         if (int(batch["slot"]) + 1) % self.trainer.accumulate_grad_batches == 0:
             self._log_update()
-        # Lightning divides by accumulate_grad_batches, but shares of an update add up.
-        return output.loss * self.trainer.accumulate_grad_batches
+        # Lightning divides by accumulate_grad_batches, and strategies by the processes, but shares of an update add up.
+        return output.loss * self.trainer.accumulate_grad_batches * self.trainer.world_size
 
-    def _loss(self, rollouts: RolloutBatch, update: int, group_log_normalizer: Tensor | None) -> ObjectiveOutput:
+    def _loss(
+        self, rollouts: RolloutBatch, update: int, group_log_normalizer: Tensor | None, split_groups: bool
+    ) -> ObjectiveOutput:
         corruption = self.likelihood.corrupt(rollouts.sequences, update=update)
         current = self.likelihood(self, rollouts.sequences, corruption, vocabulary=self.vocabulary)
+        if split_groups:
+            # The other rows of these groups are with other processes, which are at this point too.
+            assert isinstance(self.objective, GroupCoupledObjective)
+            with torch.no_grad():
+                own = self.objective.log_normalizers(current.detach(), rollouts)
+            group_log_normalizer = combine_log_sums(Processes.of_run(), own)
         output = self.objective(current, rollouts, group_log_normalizer=group_log_normalizer)
         loss, metrics = output.loss, dict(output.metrics)
         # Shares add up over micro-batches; metrics are means, so a share is scaled to the whole update's value.
@@ -150,6 +158,9 @@ class DiffusionPolicyModule(PolicyModule):
     def _log_update(self) -> None:
         combined = combine_metrics(self._collected)
         self._collected.clear()
+        if (processes := Processes.of_run()).count > 1:
+            values = torch.stack([value.float() for value in combined.values()]).cpu()
+            combined = combine_metrics([dict(zip(combined, part)) for part in processes.exchange(values)])
         self.log_dict({f"train/{name}": value for name, value in combined.items()}, batch_size=1)
 
     @override
@@ -166,8 +177,8 @@ class DiffusionPolicyModule(PolicyModule):
         gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-        norm = gradient_norm(self)
+        super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        norm = gradient_norm(self.wrapped)
         if not norm.isfinite():
             raise FloatingPointError(
                 "the gradient is not finite; add the GradientSpikeMonitor callback to skip and count such updates"
@@ -180,32 +191,34 @@ class DiffusionPolicyModule(PolicyModule):
         tasks: list[Task] = getattr(self.trainer, "datamodule").tasks  # noqa: B009
         return {task.name: task for task in tasks}
 
-    def evaluate_batch(self, batch: Mapping[str, Any]) -> list[Sample]:
-        """Greedy completions of a batch of prompts, graded."""
-        return evaluate_batch(
-            batch,
-            self.trainer.model or self,
-            self.sampler,
-            tasks=self.tasks,
-            tokenizer=self.tokenizer,
-            vocabulary=self.vocabulary,
-        )
+    def evaluate_batch(
+        self, batch: Mapping[str, Any], sampler: Sampler | None = None, **settings: Any
+    ) -> EvaluatedBatch:
+        """Completions of a batch of prompts, graded: greedy ones of its own sampler unless `Evaluator` settings differ.
+
+        All processes call this together, with the same batch, and have the completions of all.
+        """
+        evaluator = Evaluator(tasks=self.tasks, tokenizer=self.tokenizer, vocabulary=self.vocabulary, **settings)
+        with self.gathered() as policy:
+            return evaluator.evaluate(batch, policy, sampler or self.sampler, Processes.of_run())
 
     @override
     def on_validation_epoch_start(self) -> None:
-        self._scores = TaskScores(self.tasks, self.device)
+        self._scores = TaskScores(self.tasks)
 
     @override
-    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, list[Sample]]:
-        samples = self.evaluate_batch(batch)
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
+        evaluated = self.evaluate_batch(batch)
         assert self._scores is not None
-        self._scores.update(samples)
-        return {"samples": samples}
+        self._scores.update(evaluated.samples)
+        return {"samples": evaluated.samples, "evaluated": evaluated}
 
     @override
     def on_validation_epoch_end(self) -> None:
         assert self._scores is not None
-        self.log_dict(self._scores.compute("test" if self.trainer.testing else "val"))
+        scores = self._scores.compute("test" if self.trainer.testing else "val")
+        # Every process has the scores of all: the maximum changes nothing, and Lightning wants to hear of a reduction.
+        self.log_dict(scores, sync_dist=True, reduce_fx="max")
 
     on_test_epoch_start, test_step, on_test_epoch_end = (
         on_validation_epoch_start,
@@ -216,4 +229,4 @@ class DiffusionPolicyModule(PolicyModule):
     @override
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, list[dict[str, Any]]]:
         # As dicts: Lightning cannot move frozen dataclasses to where it collects predictions.
-        return {"samples": [dataclasses.asdict(sample) for sample in self.evaluate_batch(batch)]}
+        return {"samples": [dataclasses.asdict(sample) for sample in self.evaluate_batch(batch).samples]}

@@ -98,7 +98,9 @@ def test_every_setting_is_a_valid_configuration(
     method = next(method for name, method in ALL if name == setting)
     options = stability.options_of(Run("core", setting, method, 0), tmp_path, None)
     capsys.readouterr()
-    assert main(["fit", *options, "--print_config"]) == 0
+    with pytest.raises(SystemExit) as end:
+        main(["fit", *options, "--print_config"])
+    assert end.value.code == 0
     config = yaml.safe_load(capsys.readouterr().out)
     assert config["trainer"]["max_steps"] == SETTINGS[setting].steps
     assert config["model"]["init_args"]["optimizer"]["init_args"]["lr"] == SETTINGS[setting].lr

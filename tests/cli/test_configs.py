@@ -9,9 +9,16 @@ from tests.cli.runs import CONFIGS, QUICKSTART, small, write
 from stabledrl.cli import main
 
 FILES = sorted(CONFIGS.rglob("*.yaml"))
-WHOLE = [file for file in FILES if file.parent.name == "recipe" or file == Path(QUICKSTART)]
+WHOLE = [file for file in FILES if file.stem.startswith("tiny_") or file == Path(QUICKSTART)]
 BACKBONES = [file for file in FILES if file.parent.name == "backbone"]
-LAYERS = [file for file in FILES if file not in WHOLE and file not in BACKBONES]
+SEVERAL = [file for file in FILES if file.parent.name == "trainer" and file.stem not in ("cpu", "single_gpu")]
+"""Of several processes, which `tests/distributed` starts."""
+OWN_DATA = ("aime", "countdown_chat", "gsm8k", "math", "reasoning_gym", "sudoku_chat", "table")
+OTHER_TASKS = [file for file in FILES if file.parent.name == "task" and file.stem in OWN_DATA]
+"""Of data or prompts that the tiny model cannot read; `tests/data` runs them."""
+RECIPES = [file for file in FILES if file.parent.name == "recipe" and file not in WHOLE]
+"""Of models that are too large to run here."""
+LAYERS = [file for file in FILES if file not in (*WHOLE, *BACKBONES, *SEVERAL, *OTHER_TASKS, *RECIPES)]
 CPU = ["--trainer.accelerator=cpu"]
 SMALLER = {
     "DiffusionPolicyModule": ["--data.prompts_per_rollout=2", "--rollout.group_size=2", "--evaluation.at_start=false"],
@@ -33,6 +40,10 @@ def test_the_set_is_complete() -> None:
         "task/sudoku.yaml",
         "trainer/cpu.yaml",
         "trainer/single_gpu.yaml",
+        "trainer/ddp.yaml",
+        "trainer/fsdp.yaml",
+        "trainer/fsdp2.yaml",
+        "trainer/multi_node.yaml",
     }
 
 
@@ -58,9 +69,9 @@ def test_layers_run_over_the_quickstart_and_take_effect(file: Path, tmp_path: Pa
     assert differences(stated, ran) == []
 
 
-@pytest.mark.parametrize("file", BACKBONES, ids=name)
-def test_backbones_name_another_model(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Their weights are too large to run here; how their families load is tested elsewhere."""
+@pytest.mark.parametrize("file", [*BACKBONES, *SEVERAL, *OTHER_TASKS, *RECIPES], ids=name)
+def test_what_cannot_run_here_is_understood(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Weights too large, data of a hub, several processes: how each of these works is tested elsewhere."""
     with pytest.raises(SystemExit) as end:
         main(["fit", *small(tmp_path), "-c", str(file), "--print_config"])
     assert end.value.code == 0

@@ -1,5 +1,6 @@
 """Small tokenizers: a character-level one, and a byte-level BPE whose merges cross from template into message."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,3 +66,15 @@ def undeclaring_tokenizer() -> PreTrainedTokenizerFast:
 def any_tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
     make = make_bpe_tokenizer if request.param.startswith("bpe") else make_character_tokenizer
     return make(declare_mask="undeclared" not in request.param)
+
+
+FILES = Path(__file__).parent / "files"
+"""Data sets of a few rows in the layout of the public ones."""
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `datasets` prepares is neither kept nor shared."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))

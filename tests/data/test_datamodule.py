@@ -2,81 +2,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from jsonargparse import ArgumentParser
-from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from tests.data.recorder import END, MASK, Recorder, length_reward, make_data, make_trainer
 from transformers import PreTrainedTokenizerFast
 
-from stabledrl.data import Countdown, PromptDataModule, Sudoku
+from stabledrl.data import PromptDataModule, Sudoku
 from stabledrl.errors import UserInputError
 from stabledrl.protocols import Split, Task
 from stabledrl.rewards import CountdownEquation, SudokuGrid
-from stabledrl.types import Vocabulary
-
-END, MASK = 0, 1
-
-
-class Recorder(LightningModule):
-    """Has a tokenizer once its model is configured, and remembers what it was shown."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self._tokenizer = tokenizer
-        self.configured = False
-        self.seen: list[Any] = []
-        self.evaluated: list[list[int]] = []
-        self.vocabulary = Vocabulary(mask_token_id=MASK, pad_token_id=END, end_token_ids=(END,), num_candidates=99)
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerFast:
-        assert self.configured, "asked for the tokenizer before the model was configured"
-        return self._tokenizer
-
-    def configure_model(self) -> None:
-        self.configured = True
-
-    def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
-        self.seen.append(
-            (batch["prompt_id"].tolist(), int(batch["rollout_index"]), int(batch["slot"]), batch["prompt_ids"].tolist())
-        )
-        return self.weight * 1.0
-
-    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        self.evaluated.append(batch["prompt_id"].tolist())
-
-    def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        self.validation_step(batch, batch_idx)
-
-    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        self.validation_step(batch, batch_idx)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def make_trainer(directory: Path, callbacks: list[Callback] | None = None, **settings: Any) -> Trainer:
-    return Trainer(
-        default_root_dir=directory,
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=bool(callbacks),
-        callbacks=callbacks,
-        **settings,
-    )
-
-
-def make_data(**settings: Any) -> PromptDataModule:
-    defaults: dict[str, Any] = {
-        "tasks": [Sudoku(3, 3), Countdown(train_size=2, evaluation_size=2)],
-        "prompts_per_rollout": 2,
-        "updates_per_rollout": 2,
-    }
-    return PromptDataModule(**{**defaults, **settings})
 
 
 class Broken(Task):
@@ -123,7 +57,8 @@ def test_every_stage_sees_all_held_out_prompts_in_order(
     module = Recorder(tokenizer)
     trainer = make_trainer(tmp_path)
     getattr(trainer, stage)(module, datamodule=make_data(evaluation_batch_size=2))
-    assert module.evaluated == [[0, 1], [2, 3], [4]]
+    # No batch mixes tasks.
+    assert module.evaluated == [[0, 1], [2], [3, 4]]
 
 
 def test_evaluation_batches_carry_columns_without_demonstrations(
@@ -137,12 +72,12 @@ def test_evaluation_batches_carry_columns_without_demonstrations(
 
     data = make_data()
     make_trainer(tmp_path).validate(Keeping(tokenizer), datamodule=data)
-    (batch,) = batches
-    rows = [row for task in data.tasks for row in task.rows("evaluation")]
-    assert batch["tasks"] == ["sudoku"] * 3 + ["countdown"] * 2
-    assert batch["prompts"] == [row["prompt"] for row in rows]
-    assert [columns.get("puzzle") for columns in batch["columns"]] == [row.get("puzzle") for row in rows]
-    assert not any("completion" in columns for columns in batch["columns"])
+    assert [batch["tasks"] for batch in batches] == [["sudoku"] * 3, ["countdown"] * 2]
+    for batch, task in zip(batches, data.tasks):
+        rows = task.rows("evaluation")
+        assert batch["prompts"] == [row["prompt"] for row in rows]
+        assert [columns.get("puzzle") for columns in batch["columns"]] == [row.get("puzzle") for row in rows]
+        assert not any("completion" in columns for columns in batch["columns"])
 
 
 def test_mask_and_end_token_of_the_vocabulary_are_text_in_a_prompt(
@@ -208,17 +143,15 @@ def test_reloading_the_order_every_epoch_is_refused(tokenizer: PreTrainedTokeniz
         ({"updates_per_rollout": 0}, "updates_per_rollout 0"),
         ({"micro_batches": -1}, "micro_batches -1"),
         ({"evaluation_batch_size": 0}, "evaluation_batch_size 0"),
+        ({"contamination": "maybe"}, "contamination 'maybe' is not one of drop, report, off"),
+        ({"task_weights": {"sudoku": 1.0}}, r"the tasks to train on are \['countdown', 'sudoku'\]"),
+        ({"task_weights": {"sudoku": 1.0, "countdown": 0.0}}, "task_weights has 0.0"),
         ({"tasks": [Sudoku(1, 1, rewards=[CountdownEquation()])]}, "lacks column numbers, target"),
     ],
 )
 def test_impossible_settings_are_refused_at_once(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserInputError, match=message):
         make_data(**settings)
-
-
-def length_reward(completions: list[str], **columns: Any) -> list[float]:
-    """Stands for a user's own function."""
-    return [float(len(completion)) for completion in completions]
 
 
 def test_tasks_and_rewards_are_configured_by_name_or_import_path(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,11 @@
 import itertools
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stabledrl.data.encoding import EncodedPrompt
@@ -127,6 +129,7 @@ def test_position_counts_the_batch_in_use() -> None:
         assert loader.state_dict()["position"] == expected
 
 
+@settings(deadline=None)
 @given(st.integers(1, 12), st.integers(1, 4), st.integers(1, 3), st.integers(0, 60))
 def test_kth_batch_is_a_function_of_k(prompts: int, size: int, slots: int, position: int) -> None:
     if prompts < size:
@@ -161,3 +164,40 @@ def test_evaluation_shows_all_prompts_in_order(batch_size: int) -> None:
         assert len(batches) == len(loader)
         assert [len(batch["tasks"]) for batch in batches[:-1]] == [batch_size] * (len(batches) - 1)
         assert set(batches[0]) == {"prompt_ids", "prompt_mask", "prompt_id", "prompts", "columns", "tasks"}
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 50])
+def test_an_evaluation_batch_holds_prompts_of_one_task(batch_size: int) -> None:
+    prompts = [replace(prompt, task="a" if prompt.prompt_id < 3 else "b") for prompt in make_prompts(7)]
+    loader = EvaluationLoader(prompts, batch_size, PAD)
+    batches = [plain(batch) for batch in loader]
+    assert ids(batches) == list(range(7))
+    assert all(len(set(batch["tasks"])) == 1 for batch in batches)
+    assert len(loader) == len(batches) == math.ceil(3 / batch_size) + math.ceil(4 / batch_size)
+
+
+def make_mixed(weights: dict[str, float]) -> PromptLoader:
+    prompts = [replace(prompt, task="ab"[prompt.prompt_id % 2]) for prompt in make_prompts(16)]
+    return PromptLoader(prompts, 4, 2, 0, PAD, weights)
+
+
+def test_weighted_batches_are_a_function_of_their_number_too() -> None:
+    whole = epochs(make_mixed({"a": 3.0, "b": 1.0}), 4)
+    assert all(sum(number % 2 for number in batch["prompt_id"]) == 1 for batch in whole)
+    for position in range(len(whole)):
+        loader = make_mixed({"a": 3.0, "b": 1.0})
+        loader.load_state_dict({**loader.state_dict(), "position": position})
+        assert plain(next(iter(loader))) == whole[position]
+
+
+@pytest.mark.parametrize("weights", [{"a": 1.0, "b": 3.0}, None])
+def test_resume_with_other_weights_is_refused(weights: dict[str, float] | None) -> None:
+    kept = make_mixed({"a": 3.0, "b": 1.0}).state_dict()
+    with pytest.raises(UserInputError, match="task_weights is"):
+        (make_loader(16, 4, 2) if weights is None else make_mixed(weights)).load_state_dict(kept)
+
+
+def test_the_place_of_a_run_from_before_there_were_weights_is_still_known() -> None:
+    kept = make_loader().state_dict()
+    del kept["task_weights"]
+    make_loader().load_state_dict(kept)

@@ -1,4 +1,5 @@
 import functools
+import re
 from typing import Any
 
 import pytest
@@ -156,6 +157,34 @@ def test_raising_function_is_named_with_its_samples() -> None:
     with pytest.raises(RewardError, match=r"reward broken raised ValueError.*samples 0 to 5.*3\+4") as caught:
         score(broken)
     assert isinstance(caught.value.__cause__, ValueError)
+    assert re.search(r"at .*test_scoring\.py:\d+, in <listcomp>$", str(caught.value))
+    assert "\n" not in str(caught.value)
+
+
+def test_sample_and_traceback_of_what_raised_are_logged_from_the_rewards_own_code_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(completions: list[str]) -> list[float]:
+        return helper(completions[1])
+
+    def helper(text: str) -> list[float]:
+        raise KeyError(text)
+
+    class Fragile(GradedReward):
+        def grade(self, completion: str, /, **row: Any) -> Grade:
+            helper(completion)
+            raise AssertionError
+
+    for reward, sample in ((broken, "samples 0 to 5, the first: '3+4'"), (Fragile(), "sample 0: '3+4'")):
+        caplog.clear()
+        with pytest.raises(RewardError):
+            score(reward)
+        (record,) = caplog.records
+        assert record.levelname == "ERROR"
+        assert sample in record.message
+        frames = re.findall(r"^  File .*, in (\w+)$", record.message, re.MULTILINE)
+        assert frames == ["broken" if reward is broken else "grade", "helper"]
+        assert record.message.splitlines()[-1].startswith("KeyError: ")
 
 
 def test_raising_grader_is_named_with_its_sample() -> None:
@@ -167,6 +196,40 @@ def test_raising_grader_is_named_with_its_sample() -> None:
 
     with pytest.raises(RewardError, match=r"reward Fragile raised ZeroDivisionError\('oops'\) on sample 4: '9\+2'"):
         score(Fragile())
+
+
+def test_batch_grader_judges_all_at_once_and_is_the_same_grader_in_trl_convention() -> None:
+    batches: list[int] = []
+
+    class Batched(CountdownEquation):
+        def grade_batch(self, completions: Any, rows: Any) -> list[Grade]:
+            batches.append(len(completions))
+            return super().grade_batch(completions, rows)
+
+    grader = Batched("bare")
+    assert score(grader).rewards == [float(right) for right in RIGHT]
+    columns = {name: [row[name] for row in ROWS] for name in ROWS[0]}
+    assert grader(PROMPTS, COMPLETIONS, **columns) == [float(right) for right in RIGHT]
+    assert batches == [6, 6]
+
+
+@pytest.mark.parametrize("number", [0, 5, 7])
+def test_batch_grader_with_too_few_or_many_verdicts_is_named(number: int) -> None:
+    class Odd(CountdownEquation):
+        def grade_batch(self, completions: Any, rows: Any) -> list[Grade]:
+            return [Grade(correct=True, score=1.0, answer=None, reason="odd")] * number
+
+    with pytest.raises(UserInputError, match=f"Odd returned {number} values for 6 completions"):
+        score(Odd())
+
+
+def test_reason_names_the_reward_that_left_a_completion_without_a_sum() -> None:
+    first, gap = CountdownEquation("bare"), constant(1.0, None, *[1.0] * 4)
+    scored = score(first, gap)
+    assert scored.rewards[1] is None
+    assert scored.grades[1].reason == "reaches the target; given_values: given_values gave None"
+    assert scored.grades[0].reason == "reaches the target"
+    assert score(first, gap, weights=[1.0, 0.0]).grades[1].reason == "reaches the target"
 
 
 def test_unusable_column_is_the_users_error() -> None:

@@ -2,6 +2,7 @@
 
 from stabledrl.callbacks.alarm import TrainingStoppedError
 from stabledrl.callbacks.dashboard import Dashboard
+from stabledrl.callbacks.evaluation_table import EvaluationTable
 from stabledrl.callbacks.exploding_weight_stress import ExplodingWeightStress
 from stabledrl.callbacks.gradient_spike import GradientSpikeMonitor
 from stabledrl.callbacks.group_rollout import GroupRollout
@@ -15,6 +16,7 @@ from stabledrl.callbacks.task_evaluation import TaskEvaluation
 
 __all__ = [
     "Dashboard",
+    "EvaluationTable",
     "ExplodingWeightStress",
     "GracefulStop",
     "GradientSpikeMonitor",

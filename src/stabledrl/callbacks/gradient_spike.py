@@ -65,7 +65,7 @@ class GradientSpikeMonitor(Callback):
 
     @override
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        norm_tensor: Tensor = gradient_norm(pl_module)
+        norm_tensor: Tensor = gradient_norm(trainer.model or pl_module)
         norm = norm_tensor.item()
         finite = math.isfinite(norm)
         median = self.running_median

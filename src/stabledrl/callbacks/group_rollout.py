@@ -2,6 +2,7 @@
 
 import math
 import os
+from functools import partial
 from typing import Any, get_args
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -14,7 +15,9 @@ from stabledrl.callbacks.log_once import keep_for_monitors, log_once
 from stabledrl.errors import UserInputError
 from stabledrl.experience import Experience, ExperienceCollector, score
 from stabledrl.module import DiffusionPolicyModule
+from stabledrl.processes import Processes, check_shares, combine_log_sums
 from stabledrl.protocols import GroupCoupledObjective
+from stabledrl.sharding import gathered_once
 from stabledrl.types import RolloutBatch
 
 
@@ -24,7 +27,12 @@ class GroupRollout(Callback):
     The data module yields each batch of prompts once per slot: `updates_per_rollout` times the trainer's
     `accumulate_grad_batches`. On the first slot the groups are sampled; every slot then finds its share of them in the
     batch: `batch["rollouts"]` (`RolloutBatch`), `batch["update"]`, `batch["step"]` (optimizer steps made so far) and,
-    on the first slot only, `batch["samples"]`. Logs `rollout/...` once a rollout, at its first step.
+    on the first slot only, `batch["samples"]`, those of all processes. Logs `rollout/...` once a rollout, at its first
+    step.
+
+    Several processes share the completions of a rollout evenly. Groups stay whole on a process where the prompts go
+    round; otherwise they are split, which changes no gradient. Every process remembers the whole rollout, so that a
+    checkpoint does not depend on their number.
 
     Args:
         group_size: Completions per prompt, at least 2.
@@ -90,12 +98,8 @@ class GroupRollout(Callback):
         if not isinstance(pl_module, DiffusionPolicyModule):
             raise UserInputError(f"GroupRollout needs a DiffusionPolicyModule, not a {type(pl_module).__name__}")
         prompts = getattr(trainer.datamodule, "prompts_per_rollout", None)  # type: ignore[attr-defined]
-        rows, parts = (prompts or 0) * self.group_size, trainer.accumulate_grad_batches
-        if prompts is not None and rows % parts:
-            valid = ", ".join(str(n) for n in range(1, rows + 1) if rows % n == 0)
-            raise UserInputError(
-                f"accumulate_grad_batches {parts} does not divide the rollout's {rows} completions; valid: {valid}"
-            )
+        if prompts is not None:
+            check_shares(prompts, self.group_size, trainer.world_size, trainer.accumulate_grad_batches)
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -121,16 +125,19 @@ class GroupRollout(Callback):
         update, part = divmod(slot, parts)
         with trainer.precision_plugin.forward_context():
             if slot == 0:
-                experience = self._collect(trainer, pl_module, batch)
+                experience = self._collect(pl_module, batch)
                 batch["samples"] = experience.samples
             rollouts = self._current(batch)
+            own = rollouts.select(Processes.of_run().share(len(rollouts)))
+            size = len(own) // parts
+            coupled = isinstance(pl_module.objective, GroupCoupledObjective) and size % self.group_size > 0
             if part == 0:
-                self._normalizer = self._log_normalizers(trainer, pl_module, rollouts, update, parts)
-        size = len(rollouts) // parts
-        batch["rollouts"] = rollouts.select(slice(part * size, (part + 1) * size))
+                self._normalizer = self._log_normalizers(pl_module, rollouts, own, update, parts) if coupled else None
+        batch["rollouts"] = own.select(slice(part * size, (part + 1) * size)).to(batch["prompt_ids"].device)
         batch["update"] = update
         batch["step"] = trainer.global_step
         batch["group_log_normalizer"] = self._normalizer
+        batch["split_groups"] = coupled and self._normalizer is None
         batch["metrics"] = self._metrics if slot == 0 else {}
         if slot == 0:
             self._log(trainer, pl_module)
@@ -146,7 +153,7 @@ class GroupRollout(Callback):
             )
             self._told_identical = True
 
-    def _collect(self, trainer: Trainer, pl_module: DiffusionPolicyModule, batch: dict[str, Any]) -> Experience:
+    def _collect(self, pl_module: DiffusionPolicyModule, batch: dict[str, Any]) -> Experience:
         collector = ExperienceCollector(
             sampler=pl_module.sampler,
             likelihood=pl_module.likelihood,
@@ -161,7 +168,12 @@ class GroupRollout(Callback):
             max_ungraded_share=self.max_ungraded_share,
         )
         experience = collector.collect(
-            batch, trainer.model or pl_module, reference=pl_module.reference, rollback_count=self.rollback_count
+            batch,
+            pl_module.wrapped,
+            reference=pl_module.reference,
+            rollback_count=self.rollback_count,
+            processes=Processes.of_run(),
+            gathered=partial(gathered_once, device=pl_module.device),
         )
         self._rollouts, self._metrics = experience.rollouts, experience.metrics
         self._rollout_index = int(batch["rollout_index"])
@@ -174,29 +186,34 @@ class GroupRollout(Callback):
                 f"update {int(batch['slot'])} of rollout {index} is due, but the checkpoint holds rollout "
                 f"{self._rollout_index}: it was written without the GroupRollout callback's state"
             )
-        self._rollouts = self._rollouts.to(batch["prompt_ids"].device)
         return self._rollouts
 
     def _log_normalizers(
-        self, trainer: Trainer, pl_module: DiffusionPolicyModule, rollouts: RolloutBatch, update: int, parts: int
+        self, pl_module: DiffusionPolicyModule, rollouts: RolloutBatch, own: RolloutBatch, update: int, parts: int
     ) -> Tensor | None:
-        """Where groups are split over micro-batches: one pass without gradient over all rows, on the update's masks."""
-        objective = pl_module.objective
-        group_size = len(rollouts) // rollouts.totals.groups
-        if (len(rollouts) // parts) % group_size == 0 or not isinstance(objective, GroupCoupledObjective):
-            return None
+        """Of groups that are split over batches; None where they are best found out in the training step.
+
+        Where they are split over micro-batches: one pass without gradient over this process's rows, on the update's
+        masks. Without micro-batches the training steps of all processes hold the groups' rows at the same time.
+        """
+        objective, device = pl_module.objective, pl_module.device
+        assert isinstance(objective, GroupCoupledObjective)
         if not objective.uses_ratio:
-            return objective.log_normalizers(None, rollouts)
-        likelihood, sequences = pl_module.likelihood, rollouts.sequences
-        current = score(
-            likelihood,
-            trainer.model or pl_module,
-            sequences,
-            likelihood.corrupt(sequences, update=update),
-            vocabulary=pl_module.vocabulary,
-            rows_per_forward=self.rows_per_forward or len(rollouts) // parts,
-        )
-        return objective.log_normalizers(current, rollouts)
+            return objective.log_normalizers(None, rollouts).to(device)
+        if parts == 1:
+            return None
+        own = own.to(device)
+        likelihood, sequences = pl_module.likelihood, own.sequences
+        with pl_module.gathered() as policy:
+            current = score(
+                likelihood,
+                policy,
+                sequences,
+                likelihood.corrupt(sequences, update=update),
+                vocabulary=pl_module.vocabulary,
+                rows_per_forward=self.rows_per_forward or len(own) // parts,
+            )
+        return combine_log_sums(Processes.of_run(), objective.log_normalizers(current, own))
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -204,7 +221,7 @@ class GroupRollout(Callback):
             "seed": self.seed,
             "rollback_count": self.rollback_count,
             "rollout_index": self._rollout_index,
-            "rollouts": None if self._rollouts is None else self._rollouts.to("cpu").state_dict(),
+            "rollouts": None if self._rollouts is None else self._rollouts.state_dict(),
             "metrics": self._metrics,
             "told_identical": self._told_identical,
         }

@@ -11,6 +11,7 @@ from stabledrl.callbacks.log_once import log_once
 from stabledrl.errors import UserInputError
 from stabledrl.module import DiffusionPolicyModule
 from stabledrl.objectives.kl import kl_penalty
+from stabledrl.processes import Processes
 from stabledrl.types import RolloutBatch
 
 
@@ -63,7 +64,8 @@ class PolicyDriftMonitor(Callback):
         if int(batch["slot"]) + 1 < trainer.accumulate_grad_batches:
             return
         if self._seen % self.every_n_rollouts == 0:
-            log_once(trainer, {"train/drift_kl": torch.cat(self._parts).mean().item()}, batch["step"])
+            everyone = Processes.of_run().exchange(torch.cat(self._parts).mean().item())
+            log_once(trainer, {"train/drift_kl": sum(everyone) / len(everyone)}, batch["step"])
         self._seen += 1
         self._parts.clear()
 

@@ -159,7 +159,7 @@ class RewardCollapseMonitor(Callback):
         path = self._healthy
         if path is None:
             raise TrainingStoppedError(f"{message}, before a healthy state could be kept; stopped")
-        if not Path(path).exists():
+        if not trainer.strategy.reduce_boolean_decision(Path(path).exists(), all=True):
             raise TrainingStoppedError(f"{message}; the healthy state {path!r} is gone; stopped")
         rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in trainer.optimizers]
         checkpoint = trainer.strategy.load_checkpoint(path, weights_only=True)

@@ -54,10 +54,13 @@ class SampleTable(Callback):
         if samples is None:
             return
         self._seen += 1
-        if (self._seen - 1) % self.every_n_rollouts or not trainer.is_global_zero or trainer.log_dir is None:
+        if (self._seen - 1) % self.every_n_rollouts:
+            return
+        log_dir = trainer.log_dir  # asked by all processes: they agree on it
+        if log_dir is None or not trainer.is_global_zero:
             return
         step = batch["step"]
-        write_samples(Path(trainer.log_dir) / "samples.jsonl", samples, step=step)
+        write_samples(Path(log_dir) / "samples.jsonl", samples, step=step)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_text("samples", markdown_table(samples[: self.rows]), step)

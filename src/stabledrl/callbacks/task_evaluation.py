@@ -87,10 +87,10 @@ class TaskEvaluation(Callback):
     @torch.no_grad()
     def _evaluate(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
         assert isinstance(pl_module, DiffusionPolicyModule)
-        scores = TaskScores(pl_module.tasks, pl_module.device)
+        scores = TaskScores(pl_module.tasks)
         with trainer.precision_plugin.forward_context():
             for batch in trainer.datamodule.evaluation_dataloader():  # type: ignore[attr-defined]
-                scores.update(pl_module.evaluate_batch(trainer.strategy.batch_to_device(batch)))
+                scores.update(pl_module.evaluate_batch(trainer.strategy.batch_to_device(batch)).samples)
         self.last = scores.compute("val")
         self._last_step = trainer.global_step
         log_once(trainer, self.last, trainer.global_step)

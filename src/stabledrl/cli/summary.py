@@ -3,7 +3,6 @@
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 
@@ -28,8 +27,10 @@ class RunSummary(Callback):
         _show(trainer, pl_module)
 
 
-@rank_zero_only
 def _show(trainer: Trainer, module: Any) -> None:
+    log_dir = trainer.log_dir  # asked by all processes: they agree on it
+    if not trainer.is_global_zero:
+        return
     policy = getattr(module, "policy", None)
     if policy is not None:
         first = next(policy.parameters())
@@ -42,8 +43,8 @@ def _show(trainer: Trainer, module: Any) -> None:
     for task in getattr(data, "tasks", None) or [getattr(data, "task", None)]:
         if task is not None:
             print(f"task: {task.name} ({_sizes(task, training=trainer.state.fn == 'fit')})")
-    if trainer.log_dir is not None:
-        print(f"logs: {trainer.log_dir}", flush=True)
+    if log_dir is not None:
+        print(f"logs: {log_dir}", flush=True)
 
 
 def _sizes(task: Any, *, training: bool) -> str:

@@ -13,6 +13,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from typing_extensions import override
 
@@ -20,6 +21,7 @@ import stabledrl
 from stabledrl.backbones.loading import find_backbone
 from stabledrl.callbacks import (
     Dashboard,
+    EvaluationTable,
     GracefulStop,
     GradientSpikeMonitor,
     GroupRollout,
@@ -41,6 +43,7 @@ from stabledrl.module import DiffusionPolicyModule
 _SECTIONS: dict[str, type[Callback]] = {
     "rollout": GroupRollout,
     "evaluation": TaskEvaluation,
+    "evaluation_table": EvaluationTable,
     "gradient_spikes": GradientSpikeMonitor,
     "reward_collapse": RewardCollapseMonitor,
     "samples": SampleTable,
@@ -72,7 +75,13 @@ class TrainingCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         for path in config_files(args):
             check_config_file(path, self._parser(args[0]))
-        super().parse_arguments(parser, args)
+        # Lightning warns of `args` beside the process's own arguments, which are the same here. They come back: further
+        # processes are started with them.
+        own, sys.argv = sys.argv, sys.argv[:1]
+        try:
+            super().parse_arguments(parser, args)
+        finally:
+            sys.argv = own
 
     @override
     def _parse_ckpt_path(self) -> None:
@@ -114,7 +123,7 @@ class TrainingCLI(LightningCLI):
         elif not Path(str(path)).is_file():
             raise UserInputError(f"no checkpoint at {path!r}; expected a .ckpt file, last or initial")
         read_checkpoint(str(path))
-        print(f"checkpoint: {path}")
+        rank_zero_only(print)(f"checkpoint: {path}")
         return path
 
     @override
@@ -153,6 +162,7 @@ class TrainingCLI(LightningCLI):
             if isinstance(callback, RunCheckpoint) and callback.dirpath is None:
                 callback.dirpath = str((checkpoints / f"version_{version}").absolute())
 
+    @rank_zero_only
     def after_fit(self) -> None:
         """Says where things are."""
         for logger in self.trainer.loggers:
@@ -177,8 +187,6 @@ def run_training(command: str, options: list[str]) -> int:
         The exit code, see `stabledrl.cli.main`.
     """
     _import_extension_points()
-    # Lightning warns of `args` beside the process's own arguments, which are the same here.
-    arguments, sys.argv = sys.argv, ["stabledrl"]
     try:
         with quiet_console():
             cli = _train(command, options)
@@ -194,8 +202,6 @@ def run_training(command: str, options: list[str]) -> int:
         if isinstance(end, SIGTERMException):
             return 128 + signal.SIGTERM
         raise
-    finally:
-        sys.argv = arguments
     received = _signal_of(cli.trainer)
     return 0 if received is None else 128 + received
 
@@ -216,6 +222,7 @@ def _train(command: str, options: list[str]) -> TrainingCLI:
         auto_configure_optimizers=False,
         seed_everything_default=0,
         save_config_kwargs={"overwrite": True},
+        parser_kwargs={"prog": "stabledrl"},
         parser_class=OneLineTrainerParser,
         load_from_checkpoint_support=False,
         args=[command, *options],

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,6 +171,7 @@ def encode_rows(
     max_prompt_length: int | None = None,
     first_id: int = 0,
     special: frozenset[int] | None = None,
+    left_out: Collection[int] = (),
 ) -> list[EncodedPrompt]:
     """Encodes a task's rows. Prompts that are too long are dropped, with a warning that counts them; none is ever cut.
 
@@ -181,6 +182,7 @@ def encode_rows(
         max_prompt_length: Longest prompt in tokens; None keeps all.
         first_id: Id of the first row.
         special: From `special_ids`; None takes the tokenizer's own.
+        left_out: Numbers of rows to pass over.
 
     Returns:
         The prompts that fit.
@@ -198,6 +200,7 @@ def encode_rows(
             prompt_id=first_id + index,
         )
         for index, row in enumerate(rows)
+        if index not in left_out
     ]
     if empty := [one.prompt_id - first_id for one in encoded if not one.token_ids]:
         raise UserInputError(f"task {task!r} has an empty prompt in row {empty[0]}; every prompt needs a token")
