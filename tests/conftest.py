@@ -7,8 +7,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
+# How long an example takes says more about what else the machine does than about the code.
+settings.register_profile("stabledrl", deadline=None)
+settings.load_profile("stabledrl")
 
 
 @pytest.fixture(autouse=True)

@@ -50,7 +50,7 @@ def test_the_summary_of_a_run_is_that_of_its_curves() -> None:
         "train/grad_norm": list(zip(range(100), [1.0] * 98 + [3.0, float("inf")])),
         "train/spikes": [(0, 0.0), (99, 2.0)],
         "train/nonfinite_updates": [(0, 0.0), (99, 1.0)],
-        "train/drift_kl": [(0, 0.0), (98, 0.5)],
+        "train/drift_kl": [(step, step / 196) for step in range(0, 100, 2)],
         "val/sudoku/accuracy": [(0, 0.15), (100, 0.4)],
     }
     found = stability.summarize(Run("core", "stress", "GRPO", 3), curves, 1.25)

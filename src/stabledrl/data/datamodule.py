@@ -12,6 +12,7 @@ from stabledrl.data.mixing import check_weights
 from stabledrl.data.prompt_loader import EvaluationLoader, PromptLoader
 from stabledrl.errors import UserInputError
 from stabledrl.protocols import Split, Task
+from stabledrl.rewards.scoring import warm_up
 
 Contamination = Literal["drop", "report", "off"]
 
@@ -84,7 +85,9 @@ class PromptDataModule(LightningDataModule):
 
     @override
     def setup(self, stage: str) -> None:
-        """Checks the training rows, before the model is loaded."""
+        """Checks the training rows, before the model is loaded, and has graders get ready meanwhile."""
+        for task in self.tasks:
+            warm_up(task.rewards)
         if stage != "fit":
             return
         for task in self.train_tasks:

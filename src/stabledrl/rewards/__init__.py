@@ -5,6 +5,7 @@ from stabledrl.rewards.format_tags import FormatTags
 from stabledrl.rewards.graded import GradedReward, RewardError
 from stabledrl.rewards.isolated import Isolated
 from stabledrl.rewards.math_answer import MathAnswer
+from stabledrl.rewards.overlong import OverlongPenalty
 from stabledrl.rewards.scoring import ScoredCompletions, score_completions
 from stabledrl.rewards.sudoku import SudokuGrid
 
@@ -14,6 +15,7 @@ __all__ = [
     "GradedReward",
     "Isolated",
     "MathAnswer",
+    "OverlongPenalty",
     "RewardError",
     "ScoredCompletions",
     "SudokuGrid",
