@@ -7,6 +7,7 @@ import torch
 from tests.training import Digits, tiny_policy, tiny_sampler
 
 from stabledrl.experience import Experience, ExperienceCollector
+from stabledrl.group_sampling import GroupSampler
 from stabledrl.likelihoods import MonteCarloElbo
 from stabledrl.protocols import Task
 
@@ -31,18 +32,21 @@ def prompts(*ids: int, task: str = "digits", width: int = 2) -> dict[str, Any]:
 def collector(task: Task | None = None, **changes: Any) -> ExperienceCollector:
     policy = tiny_policy()
     task = task or Digits()
+    whole: dict[str, Any] = {
+        "likelihood": LIKELIHOOD,
+        "baseline": "center",
+        **{name: changes.pop(name) for name in ("likelihood", "baseline", "max_ungraded_share") if name in changes},
+    }
     options: dict[str, Any] = {
         "sampler": tiny_sampler(),
-        "likelihood": LIKELIHOOD,
         "tasks": {task.name: task},
         "tokenizer": policy.tokenizer,
         "vocabulary": policy.vocabulary,
         "group_size": 3,
         "temperature": 1.0,
-        "baseline": "center",
         "seed": 0,
     }
-    return ExperienceCollector(**{**options, **changes})
+    return ExperienceCollector(groups=GroupSampler(**{**options, **changes}), **whole)
 
 
 def collect(batch: Mapping[str, Any], task: Task | None = None, **changes: Any) -> Experience:

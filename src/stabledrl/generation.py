@@ -48,9 +48,15 @@ class Prompts:
             columns=[row for row in batch["columns"] for _ in range(group_size)],
         )
 
-    def select(self, rows: slice) -> "Prompts":
-        """Keeps the given rows."""
-        return Prompts(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+    def select(self, rows: slice | list[int]) -> "Prompts":
+        """Keeps the given rows, in the given order."""
+        indices = range(len(self.tasks))[rows] if isinstance(rows, slice) else rows
+        picked: dict[str, Any] = {
+            field.name: value[rows] if isinstance(value, Tensor) else [value[row] for row in indices]
+            for field in fields(self)
+            for value in [getattr(self, field.name)]
+        }
+        return Prompts(**picked)
 
 
 def generate(

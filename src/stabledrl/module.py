@@ -145,8 +145,8 @@ class DiffusionPolicyModule(PolicyModule):
             group_log_normalizer = combine_log_sums(Processes.of_run(), own)
         output = self.objective(current, rollouts, group_log_normalizer=group_log_normalizer)
         loss, metrics = output.loss, dict(output.metrics)
-        # Shares add up over micro-batches; metrics are means, so a share is scaled to the whole update's value.
-        scale = rollouts.totals.rows / len(rollouts)
+        # Shares add up over micro-batches and processes; metrics are means over them.
+        scale = self.trainer.accumulate_grad_batches * self.trainer.world_size
         if rollouts.reference is not None:
             divergence = kl_shares(current, rollouts, self.kl_estimator, self.kl_level).sum()
             metrics["kl_reference"] = divergence.detach() * scale

@@ -14,6 +14,8 @@ from stabledrl.callbacks.alarm import alarm
 from stabledrl.callbacks.log_once import keep_for_monitors, log_once
 from stabledrl.errors import UserInputError
 from stabledrl.experience import Experience, ExperienceCollector, score
+from stabledrl.flat_groups import FlatGroups
+from stabledrl.group_sampling import GroupSampler
 from stabledrl.module import DiffusionPolicyModule
 from stabledrl.processes import Processes, check_shares, combine_log_sums
 from stabledrl.protocols import GroupCoupledObjective
@@ -41,6 +43,9 @@ class GroupRollout(Callback):
         baseline: What a reward is compared with: `center`, `standardize` or `leave_one_out`.
         rows_per_forward: Completions per forward pass while sampling and scoring; None takes all at once.
         max_ungraded_share: End the run if a larger share of a rollout gets no finite reward.
+        flat_groups: Groups whose rewards are all equal teach nothing: `keep` counts them in the update's means, `drop`
+            leaves them out, `resample` draws their completions anew (`rollout/resampled_groups`).
+        max_resamples: How often a flat group is drawn anew at most; rewards then tell of the last draw.
         seed: Seed of all draws; None takes Lightning's `seed_everything`, or 0.
 
     Raises:
@@ -60,28 +65,31 @@ class GroupRollout(Callback):
         baseline: Baseline = "center",
         rows_per_forward: int | None = None,
         max_ungraded_share: float = 0.5,
+        flat_groups: FlatGroups = "keep",
+        max_resamples: int = 2,
         seed: int | None = None,
     ) -> None:
         if group_size < 2:
-            raise UserInputError(
-                f"group_size {group_size} must be at least 2: a group of one has nothing to compare with"
-            )
+            raise UserInputError(f"group_size {group_size} must be at least 2: one alone has nothing to compare with")
         if not 0 < temperature < math.inf:
             raise UserInputError(f"temperature {temperature} must be finite and above 0: greedy groups are all alike")
-        if updates_per_rollout < 1:
-            raise UserInputError(f"updates_per_rollout {updates_per_rollout} must be at least 1")
-        if rows_per_forward is not None and rows_per_forward < 1:
-            raise UserInputError(f"rows_per_forward {rows_per_forward} must be at least 1, or null for all")
+        numbers = {"updates_per_rollout": updates_per_rollout, "max_resamples": max_resamples}
+        for name, number in {**numbers, "rows_per_forward": rows_per_forward}.items():
+            if number is not None and number < 1:
+                raise UserInputError(f"{name} {number} must be at least 1")
         if not 0 <= max_ungraded_share <= 1:
             raise UserInputError(f"max_ungraded_share {max_ungraded_share} must lie between 0 and 1")
-        if baseline not in get_args(Baseline):
-            raise UserInputError(f"baseline {baseline!r} is not one of {', '.join(get_args(Baseline))}")
+        for name, value, kind in (("baseline", baseline, Baseline), ("flat_groups", flat_groups, FlatGroups)):
+            if value not in get_args(kind):
+                raise UserInputError(f"{name} {value!r} is not one of {', '.join(get_args(kind))}")
         self.group_size = group_size
         self.temperature = temperature
         self.updates_per_rollout = updates_per_rollout
         self.baseline: Baseline = baseline
         self.rows_per_forward = rows_per_forward
         self.max_ungraded_share = max_ungraded_share
+        self.flat_groups: FlatGroups = flat_groups
+        self.max_resamples = max_resamples
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0")) if seed is None else seed
         self.rollback_count = 0
         self._saved_seed = self.seed
@@ -154,20 +162,24 @@ class GroupRollout(Callback):
             self._told_identical = True
 
     def _collect(self, pl_module: DiffusionPolicyModule, batch: dict[str, Any]) -> Experience:
-        collector = ExperienceCollector(
+        groups = GroupSampler(
             sampler=pl_module.sampler,
-            likelihood=pl_module.likelihood,
             tasks=pl_module.tasks,
             tokenizer=pl_module.tokenizer,
             vocabulary=pl_module.vocabulary,
             group_size=self.group_size,
             temperature=self.temperature,
-            baseline=self.baseline,
             seed=self.seed,
             rows_per_forward=self.rows_per_forward,
-            max_ungraded_share=self.max_ungraded_share,
+            flat_groups=self.flat_groups,
+            max_resamples=self.max_resamples,
         )
-        experience = collector.collect(
+        experience = ExperienceCollector(
+            groups=groups,
+            likelihood=pl_module.likelihood,
+            baseline=self.baseline,
+            max_ungraded_share=self.max_ungraded_share,
+        ).collect(
             batch,
             pl_module.wrapped,
             reference=pl_module.reference,
