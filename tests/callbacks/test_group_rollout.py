@@ -123,7 +123,7 @@ def test_rollout_metrics_are_logged_at_the_first_step_of_a_rollout_and_not_repea
     train(tiny_module(), steps=6, updates=3, accumulate=accumulate, log_to=tmp_path)
     found = events(tmp_path)
     names = [name for name in found if name.startswith("rollout/")]
-    assert len(names) == 8
+    assert len(names) == 9
     assert all({step: len(values) for step, values in found[name].items()} == {0: 1, 3: 1} for name in names)
     assert list(found["train/loss"]) == list(range(6))
 
