@@ -26,6 +26,7 @@ from stabledrl.data.encoding import encode_rows
 from stabledrl.data.prompt_loader import collate
 from stabledrl.errors import UserInputError
 from stabledrl.experience import ExperienceCollector
+from stabledrl.group_sampling import GroupSampler
 from stabledrl.likelihoods import MonteCarloElbo
 from stabledrl.likelihoods.mask_laws import MASK_LAWS, Masking, check_mask_law
 from stabledrl.objectives import StableDRL
@@ -56,17 +57,17 @@ def sample(policy: Policy, prompts: int, seed: int) -> RolloutBatch:
     """Eight graded completions for each of some training puzzles, as the quickstart takes them."""
     task = Sudoku(train_size=prompts)
     encoded = encode_rows(task.rows("train"), policy.tokenizer, task.name)
-    collector = ExperienceCollector(
+    groups = GroupSampler(
         sampler=SemiAutoregressiveSampler(completion_length=16, block_size=16, denoising_steps=16),
-        likelihood=MonteCarloElbo(masking="complementary", eubo_beta=None),
         tasks={task.name: task},
         tokenizer=policy.tokenizer,
         vocabulary=policy.vocabulary,
         group_size=8,
         temperature=0.9,
-        baseline="standardize",
         seed=seed,
     )
+    likelihood = MonteCarloElbo(masking="complementary", eubo_beta=None)
+    collector = ExperienceCollector(groups=groups, likelihood=likelihood, baseline="standardize")
     batch = {**collate(encoded, policy.vocabulary.pad_token_id), "rollout_index": torch.tensor(0)}
     return collector.collect(batch, policy).rollouts
 

@@ -92,7 +92,7 @@ def _steady(ours: Row, theirs: Row) -> bool:
 
 PANELS = (
     ("reward", "reward", "linear"),
-    ("grad_norm_max", "gradient norm before clipping", "log"),
+    ("grad_norm_max", "largest gradient norm of 10 steps", "log"),
     ("kl", "KL to the start", "symlog"),
 )
 SHOWN = ("stress", "summed", "well_behaved", "long_stress", "long_summed")
@@ -105,7 +105,8 @@ def figure(rows: list[Row], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    settings = [(name, found) for name, found in _by(rows, "setting").items() if name in SHOWN]
+    by_setting = _by(rows, "setting")
+    settings = [(name, by_setting[name]) for name in SHOWN if name in by_setting]
     methods = ("StableDRL", "clip only", "self-normalisation only", "GRPO")
     size = (12, 2.6 * len(settings))
     drawing, axes = pyplot.subplots(len(settings), 3, figsize=size, layout="constrained", squeeze=False)
@@ -113,11 +114,14 @@ def figure(rows: list[Row], path: Path) -> None:
         for axis, (name, title, scale) in zip(line, PANELS):
             for index, method in enumerate(methods):
                 for seed, run in enumerate(_by((r for r in found if r["method"] == method), "seed").values()):
-                    # Where all gradients of a stretch are not finite there is no point to draw.
-                    points = [(r["step"], r[name]) for r in run if abs(r[name]) < float("inf")]
+                    # A gradient that is not finite, or 0 where all groups are flat, has no place on a log scale.
+                    points = [(r["step"], r[name]) for r in run if scale != "log" or 0 < r[name] < float("inf")]
                     axis.plot(*zip(*points), color=f"C{index}", linewidth=1.1, label=method if seed == 0 else None)
-            axis.set(title=f"{setting}: {title}", yscale=scale)
+            axis.set(title=f"{setting}: {title}")
+            axis.set_yscale(scale, **({"linthresh": 0.1} if scale == "symlog" else {}))
             axis.grid(alpha=0.3)
         line[0].legend(frameon=False, fontsize=8)
+    for axis in axes[-1]:
+        axis.set_xlabel("optimizer step")
     path.parent.mkdir(parents=True, exist_ok=True)
     drawing.savefig(path, dpi=80)

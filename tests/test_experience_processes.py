@@ -1,6 +1,5 @@
 """Several processes make one rollout: the same as a single one, or none at all."""
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -46,9 +45,7 @@ def test_each_process_samples_its_share_only() -> None:
             rows[processes.rank] = len(completions)
             return [0.5] * len(completions)
 
-        return dataclasses.replace(collector(), tasks={"digits": Digits(counted)}).collect(
-            batch, policy, processes=processes
-        )
+        return collector(Digits(counted)).collect(batch, policy, processes=processes)
 
     in_threads(3, work)
     assert rows == {0: 2, 1: 2, 2: 2}
@@ -77,7 +74,7 @@ def test_a_process_that_fails_ends_all_with_its_name_and_prompts(place: str) -> 
 
     batch, policy = prompts(5, 2), tiny_policy()
     whole = collector(**({"sampler": Fixed(3, 4)} if place == "scoring" else {}))
-    cannot_grade = dataclasses.replace(whole, tasks={"digits": Digits(fail)})
+    cannot_grade = collector(Digits(fail))
 
     def work(processes: Processes) -> Experience:
         breaks = processes.rank == 1
