@@ -151,6 +151,9 @@ SETTINGS = {
         decay="linear",
         steps=1000,
     ),
+    "long_stress_constant": Setting(
+        what="stress for 1000 steps at a constant rate", likelihood=STRESS, stress=tuple(noise()), steps=1000
+    ),
     "long_summed": Setting(
         what="summed for 1000 steps, rate decayed linearly", likelihood=SUMMED, clip=None, decay="linear", steps=1000
     ),
@@ -217,6 +220,7 @@ PARTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
         ("group_noise_sgd", ("StableDRL, eps 5", "clip only, eps 5")),
     ),
     "long": (("long_stress", ("StableDRL", "GRPO")), ("long_summed", ("StableDRL", "GRPO"))),
+    "long_constant": (("long_stress_constant", ("StableDRL",)),),
     "methods": (("stress", tuple(PUBLISHED)), ("well_behaved", tuple(PUBLISHED))),
     "eps": (("stress", tuple(name for name in METHODS if "eps" in name)),),
     "optimizer": (
@@ -229,9 +233,12 @@ PARTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
 """Part -> (setting, methods) pairs, in the order in which they are run."""
 
 
+FEWER_SEEDS = {"long": 2, "long_constant": 1}
+
+
 def runs_of(parts: list[str], seeds: list[int]) -> Iterator[Run]:
-    """Every run of the given parts; a long one has the first two seeds only."""
+    """Every run of the given parts; long ones have the first seeds only."""
     for part in parts:
-        for seed in seeds[:2] if part == "long" else seeds:
+        for seed in seeds[: FEWER_SEEDS.get(part)]:
             for setting, methods in PARTS[part]:
                 yield from (Run(part, setting, method, seed) for method in methods)

@@ -8,9 +8,11 @@ import yaml
 from benchmarks import stability
 from benchmarks.stability_report import figure, table, verdicts
 from benchmarks.stability_runs import METHODS, PARTS, PUBLISHED, SETTINGS, WITHOUT_RATIO, Run, runs_of
+from tests.cli.runs import CONFIGS
 
 from stabledrl.cli import main
 
+NAMES = [*METHODS, *PUBLISHED]
 ALL = sorted({(run.setting, run.method) for run in runs_of(list(PARTS), [0])})
 
 
@@ -104,6 +106,20 @@ def test_every_setting_is_a_valid_configuration(
     config = yaml.safe_load(capsys.readouterr().out)
     assert config["trainer"]["max_steps"] == SETTINGS[setting].steps
     assert config["model"]["init_args"]["optimizer"]["init_args"]["lr"] == SETTINGS[setting].lr
+
+
+def test_the_committed_results_hold_and_are_those_in_the_docs() -> None:
+    rows = stability.read(CONFIGS.parent / stability.RESULTS)
+    made = {(row["setting"], row["method"], row["seed"]) for row in rows}
+    assert made == {(run.setting, run.method, run.seed) for run in runs_of(list(PARTS), [0, 1, 2])}
+    assert verdicts(rows)
+    lines = [line for line in table(rows).splitlines() if line]
+    docs = (CONFIGS.parent / "docs/stability.md").read_text()
+    assert [line for line in lines if line not in docs] == []
+    readme = (CONFIGS.parent / "README.md").read_text()
+    shown = [line for line in readme.splitlines() if line.startswith(tuple(f"| {name} | 3 |" for name in NAMES))]
+    assert shown
+    assert [line for line in shown if line not in lines] == []
 
 
 @pytest.mark.slow
