@@ -4,10 +4,21 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint
 
 from stabledrl.backbones import NewPolicy, Policy
-from stabledrl.checkpoints import POLICY_KEY, WEIGHTS_PREFIX, check_fingerprint, find_last_checkpoint, read_checkpoint
+from stabledrl.checkpoints import (
+    POLICY_KEY,
+    WEIGHTS_PREFIX,
+    check_fingerprint,
+    find_last_checkpoint,
+    read_checkpoint,
+    read_rest,
+    sharded_by,
+    written_whole,
+)
 from stabledrl.errors import UserInputError
+from stabledrl.export import export_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +148,90 @@ def test_dangling_link_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "last.ckpt").symlink_to(tmp_path / "gone.ckpt")
     whole = write(tmp_path / "step-000001.ckpt", 0)
     assert find_last_checkpoint(tmp_path) == whole
+
+
+SHARDED = {"FSDP": "model", "FSDP2": "state_dict"}
+"""What the strategies call the weights."""
+
+
+def write_sharded(path: Path, content: dict[str, Any], writer: str) -> Path:
+    """As the strategies write it, by one process."""
+    rest = {name: value for name, value in content.items() if name != "state_dict"}
+    optimizer = {"state": {"weight": {"exp_avg": torch.full((7,), 7.0)}}}
+    state = {SHARDED[writer]: content["state_dict"], "optimizer_0": optimizer}
+    torch.distributed.checkpoint.save(state, checkpoint_id=path, no_dist=True)
+    torch.save(rest, path / "meta.pt")
+    return path
+
+
+@pytest.mark.parametrize("writer", SHARDED)
+def test_a_sharded_checkpoint_is_read_as_a_file_is_without_its_optimizer_states(
+    tmp_path: Path, content: dict[str, Any], writer: str
+) -> None:
+    path = write_sharded(tmp_path / "last.ckpt", content, writer)
+    assert sharded_by(path) == writer
+    read, whole = read_checkpoint(path), read_checkpoint(write(tmp_path / "whole.ckpt", content))
+    assert read.keys() == whole.keys()
+    assert read["state_dict"].keys() == whole["state_dict"].keys()
+    for name, tensor in whole["state_dict"].items():
+        assert torch.equal(read["state_dict"][name], tensor)
+        assert read["state_dict"][name].dtype == tensor.dtype
+    assert "state_dict" not in read_rest(path)
+    assert read_rest(path)[POLICY_KEY] == content[POLICY_KEY]
+
+
+@pytest.mark.parametrize("writer", SHARDED)
+def test_a_sharded_checkpoint_is_exported_as_a_file_is(tmp_path: Path, content: dict[str, Any], writer: str) -> None:
+    first = export_checkpoint(write_sharded(tmp_path / "a.ckpt", content, writer), tmp_path / "a")
+    second = export_checkpoint(write(tmp_path / "b.ckpt", content), tmp_path / "b")
+    for file in first.iterdir():
+        assert file.read_bytes() == (second / file.name).read_bytes()
+    assert {file.name for file in first.iterdir()} == {file.name for file in second.iterdir()}
+
+
+def test_a_file_is_not_sharded(tmp_path: Path, content: dict[str, Any]) -> None:
+    assert sharded_by(write(tmp_path / "a.ckpt", content)) is None
+    assert sharded_by(tmp_path / "absent.ckpt") is None
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_the_newest_is_found_be_it_a_file_or_sharded(tmp_path: Path, content: dict[str, Any], sharded: bool) -> None:
+    file = write(tmp_path / "a" / "last.ckpt", content, time=200)
+    directory = write_sharded(tmp_path / "b" / "last.ckpt", content, "FSDP")
+    time = 300 if sharded else 100
+    os.utime(directory / "meta.pt", (time, time))
+    assert find_last_checkpoint(tmp_path) == (directory if sharded else file)
+
+
+def test_what_was_written_replaces_what_was_there_be_it_file_or_directory(tmp_path: Path) -> None:
+    target = tmp_path / "last.ckpt"
+    for number, kind in enumerate(["file", "file", "directory", "directory", "file"]):
+        with written_whole(target) as partial:
+            if kind == "directory":
+                partial.mkdir()
+            (partial / "part" if kind == "directory" else partial).write_text(str(number))
+            assert not partial.name.endswith(".ckpt")
+        assert (target / "part" if kind == "directory" else target).read_text() == str(number)
+        assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_what_fails_while_written_leaves_what_was_there(tmp_path: Path, there: bool, kind: str) -> None:
+    target = tmp_path / "last.ckpt"
+    if there:
+        target.write_text("before")
+
+    def fail() -> None:
+        with written_whole(target) as partial:
+            if kind == "directory":
+                partial.mkdir()
+            (partial / "part" if kind == "directory" else partial).write_text("half")
+            raise OSError("no space")
+
+    with pytest.raises(OSError, match="no space"):
+        fail()
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"] * there
 
 
 def test_same_fingerprint_passes(policy: Policy) -> None:

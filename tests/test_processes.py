@@ -8,7 +8,13 @@ from tests.processes import WaitsForEverError, in_threads
 
 from stabledrl.errors import UserInputError
 from stabledrl.objectives.importance import group_log_sum_exp
-from stabledrl.processes import Processes, ProcessFailedError, check_shares, combine_log_sums
+from stabledrl.processes import (
+    Processes,
+    ProcessFailedError,
+    check_shares,
+    combine_log_sums,
+    is_first_to_tell,
+)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 6])
@@ -102,3 +108,38 @@ def test_shares_that_do_not_go_round_are_refused_with_values_that_do(sizes: tupl
 @pytest.mark.parametrize("sizes", [(2, 4, 8, 1), (4, 5, 4, 5), (2, 4, 2, 4), (1, 4, 2, 2), (3, 4, 1, 4)])
 def test_shares_that_go_round_are_accepted(sizes: tuple[int, ...]) -> None:
     check_shares(*sizes)
+
+
+@pytest.mark.parametrize(("variable", "own"), [("LOCAL_RANK", "0"), ("LOCAL_RANK", "1"), ("SLURM_LOCALID", "2")])
+def test_before_processes_know_each_other_the_first_of_a_node_tells(
+    monkeypatch: pytest.MonkeyPatch, variable: str, own: str
+) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert is_first_to_tell(UserInputError("bad"))
+    monkeypatch.setenv(variable, own)
+    assert is_first_to_tell(UserInputError("bad")) == (own == "0")
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> torch.distributed.HashStore:
+    """Of a process group whose processes are this one."""
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_store", lambda: store)
+    return store
+
+
+def test_an_error_that_several_processes_have_is_told_by_one(store: torch.distributed.HashStore) -> None:
+    assert [is_first_to_tell(UserInputError("bad")) for _ in range(4)] == [True, False, False, False]
+    # Others are errors of their own.
+    assert [is_first_to_tell(error) for error in (UserInputError("worse"), OSError("bad"))] == [True, True]
+
+
+def test_whoever_cannot_ask_the_others_tells(
+    store: torch.distributed.HashStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*arguments: object) -> int:
+        raise torch.distributed.DistNetworkError("connection reset by peer")
+
+    monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_store", gone)
+    assert [is_first_to_tell(UserInputError("bad")) for _ in range(2)] == [True, True]

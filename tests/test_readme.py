@@ -64,6 +64,14 @@ def test_test_export_and_generate_commands(clone: Path, capsys: pytest.CaptureFi
     assert re.fullmatch(r"[1-4]{16}\n", capsys.readouterr().out)
 
 
+def test_plan_commands(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = commands("plan")
+    assert len(found) == 2
+    for arguments in found:
+        assert main(arguments) == 0
+        assert "GiB per GPU" in capsys.readouterr().out
+
+
 def test_every_example_file_is_named_in_the_text() -> None:
     assert [name for name in FILES if name not in README] == []
 

@@ -96,14 +96,19 @@ def _round(value: float) -> float:
     return float(f"{value:.4g}")
 
 
+def missed(result: Result) -> bool:
+    """Whether the ratio is below its gate."""
+    return result.gate is not None and result.ratio < result.gate
+
+
 def table(results: list[Result]) -> str:
     """The results with what they have to reach."""
     rows = ["| id | case | ratio | of medians | gate | goal | ours | baseline | unit |", "|" + " --- |" * 9]
     for found in results:
         gate, goal = ("-" if bound is None else f"{bound:.3g}" for bound in (found.gate, found.goal))
-        missed = "" if found.gate is None or found.ratio >= found.gate else " MISSED"
+        verdict = " MISSED" if missed(found) else ""
         rows.append(
-            f"| {found.id} | {found.case} | {found.ratio:.2f}{missed} | {found.ratio_median:.2f} | {gate} | {goal} "
+            f"| {found.id} | {found.case} | {found.ratio:.2f}{verdict} | {found.ratio_median:.2f} | {gate} | {goal} "
             f"| {found.ours:.4g} | {found.baseline:.4g} | {found.unit} |"
         )
     return "\n".join(rows)

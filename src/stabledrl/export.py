@@ -1,18 +1,20 @@
 """From a training checkpoint to a model directory in the Hugging Face layout, and back into memory."""
 
+import copy
 import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 
 from stabledrl.backbones import Policy, load_policy
+from stabledrl.backbones.lora import LoRA, load_adapters, merge
 from stabledrl.backbones.translation import source_layout
-from stabledrl.checkpoints import POLICY_KEY, WEIGHTS_PREFIX, read_checkpoint
+from stabledrl.checkpoints import POLICY_KEY, WEIGHTS_PREFIX, check_fingerprint, read_checkpoint
 from stabledrl.errors import UserInputError
 
 Layout = Literal["native", "source"]
@@ -20,17 +22,24 @@ Layout = Literal["native", "source"]
 
 
 def export_checkpoint(
-    checkpoint: str | Path, output: str | Path, *, layout: Layout = "native", overwrite: bool = False
+    checkpoint: str | Path,
+    output: str | Path,
+    *,
+    layout: Layout = "native",
+    overwrite: bool = False,
+    base: str | Path | None = None,
 ) -> Path:
     """Writes the policy of a training checkpoint as a model directory.
 
-    The directory appears complete or not at all: it is written beside its place and renamed.
+    The directory appears complete or not at all: it is written beside its place and renamed. Adapters are merged into
+    the weights of the model they were trained on, in float32.
 
     Args:
         checkpoint: A .ckpt file that training wrote.
         output: Directory to make.
         layout: `native` for `AutoModelForCausalLM`, `source` for tools made for the model's family.
         overwrite: Replace an existing directory.
+        base: Where the model that adapters were trained on is now; None looks where it was.
 
     Returns:
         The directory.
@@ -46,11 +55,41 @@ def export_checkpoint(
     }
     if not weights:
         raise UserInputError(f"checkpoint {str(checkpoint)!r} holds no weights of a policy ({WEIGHTS_PREFIX}*)")
+    lora = LoRA.of_fingerprint(content[POLICY_KEY]["fingerprint"])
+    if lora is not None:
+        _check_target(Path(output).resolve(), overwrite)  # Before a model is loaded.
+        policy = _load_adapted(lora, weights, content[POLICY_KEY], base)
+        return export_policy(merge(policy), output, layout=layout, overwrite=overwrite)
+    if base is not None:
+        raise UserInputError(f"base {str(base)!r} given, but checkpoint {str(checkpoint)!r} holds no adapters")
     return _write(weights, content[POLICY_KEY]["files"], output, layout, overwrite)
 
 
+def _load_adapted(
+    lora: LoRA, adapters: Mapping[str, Tensor], description: Mapping[str, Any], base: str | Path | None
+) -> Policy:
+    source, fingerprint = base or description["source"], description["fingerprint"]
+    if source is None:
+        raise UserInputError("the checkpoint holds adapters of a model that was made in memory; --base names its copy")
+    try:
+        policy = load_policy(
+            source,
+            getattr(torch, fingerprint["base_dtype"]),
+            block_size=fingerprint["block_size"],
+            mask_token_id=fingerprint["mask_token_id"],
+            revision=None if base else description["revision"],
+        )
+    except UserInputError as error:
+        raise UserInputError(f"{error}; the checkpoint's adapters need it: --base names where it is") from error
+    lora.add_to(policy)
+    check_fingerprint(fingerprint, policy.fingerprint)
+    load_adapters(policy, adapters)
+    return policy
+
+
 def export_policy(policy: Policy, output: str | Path, *, layout: Layout = "native", overwrite: bool = False) -> Path:
-    """Writes a policy in memory as a model directory; see `export_checkpoint`."""
+    """Writes a policy in memory, with its adapters merged, as a model directory; see `export_checkpoint`."""
+    policy = merge(copy.deepcopy(policy)) if policy.adapters else policy
     return _write(policy.model.state_dict(), policy.description_files(), output, layout, overwrite)
 
 

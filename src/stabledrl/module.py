@@ -13,6 +13,7 @@ from torch.distributed import DeviceMesh
 from typing_extensions import override
 
 from stabledrl.backbones import Policy
+from stabledrl.backbones.lora import LoRA, WithoutAdapters, set_dropout_step
 from stabledrl.diffusion import check_attention
 from stabledrl.errors import UserInputError
 from stabledrl.evaluation import EvaluatedBatch, Evaluator, TaskScores
@@ -45,6 +46,11 @@ class DiffusionPolicyModule(PolicyModule):
         dtype: Precision of the weights.
         activation_checkpointing: Compute activations anew in the backward pass instead of keeping them: less memory,
             about a third more time per update.
+        lora: Adapters to train in place of the weights; None trains the weights. The policy without them is the
+            reference, which takes no memory of its own.
+        block_size: Tokens per block of a block-causal model; None takes what its config.json or its family says.
+        mask_token_id: The mask token; None takes what config.json or the family says.
+        revision: Branch, tag or commit of a hub id; None takes its main branch.
 
     Raises:
         UserInputError: The objective needs what the likelihood does not provide, or a value is out of range.
@@ -64,8 +70,14 @@ class DiffusionPolicyModule(PolicyModule):
         offload_reference: bool = False,
         dtype: Precision = "float32",
         activation_checkpointing: bool = False,
+        lora: LoRA | None = None,
+        *,
+        block_size: int | None = None,
+        mask_token_id: int | None = None,
+        revision: str | None = None,
     ) -> None:
-        super().__init__(policy, optimizer, lr_scheduler, dtype, activation_checkpointing)
+        reading: dict[str, Any] = {"block_size": block_size, "mask_token_id": mask_token_id, "revision": revision}
+        super().__init__(policy, optimizer, lr_scheduler, dtype, activation_checkpointing, lora, **reading)
         check_needs(objective, likelihood, sampler)
         if not (kl_coefficient >= 0 and math.isfinite(kl_coefficient)):
             raise UserInputError(f"kl_coefficient {kl_coefficient} must be a finite number of at least 0")
@@ -100,13 +112,15 @@ class DiffusionPolicyModule(PolicyModule):
         self.load()
         policy = self.loaded_policy
         check_attention(policy.block_size, self.sampler, self.likelihood)
-        if self.needs_reference and not self._reference:
+        if self.needs_reference and self.lora is None and not self._reference:
             self._reference = (copy.deepcopy(policy).requires_grad_(False).eval(),)
         self.prepare()
 
     @property
     def reference(self) -> Denoiser | None:
         """The frozen reference; None where nothing uses it."""
+        if self.needs_reference and self.lora is not None:
+            return WithoutAdapters(self.wrapped)
         return self._reference[0] if self._reference else None
 
     @override
@@ -124,6 +138,7 @@ class DiffusionPolicyModule(PolicyModule):
         if "rollouts" not in batch:
             raise UserInputError("the batch holds no rollouts: add the GroupRollout callback to the trainer")
         rollouts: RolloutBatch = batch["rollouts"]
+        set_dropout_step(self.loaded_policy, batch["step"])
         output = self._loss(rollouts, batch["update"], batch["group_log_normalizer"], batch["split_groups"])
         self._has_signal |= bool(rollouts.advantages.any()) or self.kl_coefficient > 0
         self._collected.append(output.metrics)

@@ -1,22 +1,26 @@
 """What every LightningModule of the project does with its policy: load, run, optimise, describe in checkpoints."""
 
 import warnings
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.strategies import FSDPStrategy, Strategy
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from typing_extensions import override
 
 from stabledrl.backbones import NewPolicy, Policy, load_policy
+from stabledrl.backbones.lora import LoRA, WithoutAdapters, is_adapter
 from stabledrl.checkpoints import POLICY_KEY, check_fingerprint
 from stabledrl.errors import UserInputError
 from stabledrl.gradients import check_update_precision
+from stabledrl.protocols import Denoiser
 from stabledrl.sharding import checkpoint_activations, gathered_once, shard
 from stabledrl.types import Vocabulary
 
@@ -34,6 +38,14 @@ class PolicyModule(LightningModule):
         dtype: Precision of the weights that are loaded.
         activation_checkpointing: Compute activations anew in the backward pass instead of keeping them: less memory,
             about a third more time per update.
+        lora: Adapters to train in place of the weights; None trains the weights.
+        block_size: Tokens per block of a block-causal model; None takes what its config.json or its family says.
+        mask_token_id: The mask token; None takes what config.json or the family says.
+        revision: Branch, tag or commit of a hub id; None takes its main branch.
+
+    Raises:
+        UserInputError: One of the last three cannot be right, whatever the model, or is given for a policy that is not
+            read from anywhere.
     """
 
     def __init__(
@@ -43,9 +55,23 @@ class PolicyModule(LightningModule):
         lr_scheduler: LRSchedulerCallable | None,
         dtype: Precision = "float32",
         activation_checkpointing: bool = False,
+        lora: LoRA | None = None,
+        *,
+        block_size: int | None = None,
+        mask_token_id: int | None = None,
+        revision: str | None = None,
     ) -> None:
         super().__init__()
+        self._reading: dict[str, Any] = {
+            "block_size": block_size,
+            "mask_token_id": mask_token_id,
+            "revision": revision,
+        }
+        _check_reading(policy, self._reading)
         self.activation_checkpointing = activation_checkpointing
+        self.lora = lora
+        # Checkpoints of adapters lack the weights, which are those of the model that was loaded.
+        self.strict_loading = lora is None
         self._dtype: torch.dtype = getattr(torch, dtype)
         self._make_optimizer = optimizer
         self._make_scheduler = lr_scheduler
@@ -54,17 +80,27 @@ class PolicyModule(LightningModule):
         self.policy: Policy | None = policy if isinstance(policy, Policy) else None
 
     @override
+    def setup(self, stage: str) -> None:
+        if self.lora is not None:
+            _check_strategy(self.trainer.strategy, self._dtype)
+
+    @override
     def configure_model(self) -> None:
         """Loads or makes the policy and splits it over processes, once."""
         self.load()
         self.prepare()
 
     def load(self) -> None:
-        """Loads or makes the policy, once."""
+        """Loads or makes the policy and adds its adapters, once."""
         if self.policy is None:
             source = self._source
             assert source is not None
-            self.policy = source.build() if isinstance(source, NewPolicy) else load_policy(source, self._dtype)
+            if isinstance(source, NewPolicy):
+                self.policy = source.build()
+            else:
+                self.policy = load_policy(source, self._dtype, **self._reading)
+        if self.lora is not None:
+            self.lora.add_to(self.policy)
 
     def prepare(self) -> None:
         """Readies the policy for training, once; shards it where the strategy leaves that to the module (FSDP2)."""
@@ -83,9 +119,17 @@ class PolicyModule(LightningModule):
         """This module as the strategy runs it."""
         return self.trainer.model or self
 
-    def gathered(self) -> AbstractContextManager[nn.Module]:
-        """The policy for passes without gradient that wait for no other process, see `gathered_once`."""
-        return gathered_once(self.wrapped, self.device)
+    @contextmanager
+    def gathered(self, model: Denoiser | None = None) -> Iterator[Denoiser]:
+        """The policy for passes without gradient that wait for no other process, see `gathered_once`.
+
+        Args:
+            model: Its reference, in place of the policy.
+        """
+        assert model is None or isinstance(model, nn.Module | WithoutAdapters)
+        weights = model if isinstance(model, nn.Module) else self.wrapped
+        with gathered_once(weights, self.device) as ready:
+            yield WithoutAdapters(ready) if isinstance(model, WithoutAdapters) else ready
 
     @property
     def loaded_policy(self) -> Policy:
@@ -149,6 +193,10 @@ class PolicyModule(LightningModule):
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[POLICY_KEY] = self.loaded_policy.describe()
+        if self.lora is not None:
+            checkpoint[POLICY_KEY]["revision"] = self._reading["revision"]
+            weights: Mapping[str, Tensor] = checkpoint["state_dict"]
+            checkpoint["state_dict"] = {name: weight for name, weight in weights.items() if is_adapter(name)}
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -156,3 +204,29 @@ class PolicyModule(LightningModule):
         if saved is None:
             raise UserInputError(f"the checkpoint has no entry {POLICY_KEY!r}: expected one that training wrote")
         check_fingerprint(saved["fingerprint"], self.loaded_policy.fingerprint)
+
+
+def _check_strategy(strategy: Strategy, dtype: torch.dtype) -> None:
+    """Refuses, before a model is loaded, ways to split weights that adapters cannot go."""
+    if isinstance(strategy, FSDPStrategy) and dtype != torch.float32:
+        raise UserInputError(
+            f"dtype {str(dtype).removeprefix('torch.')} with lora: FSDP cannot pack such weights with float32 "
+            f"adapters; use FSDP2 (configs/trainer/fsdp2.yaml) or dtype float32"
+        )
+    if getattr(strategy, "saves_directories", False):
+        raise UserInputError(
+            "checkpoints of lora are one small file, not one per process: leave the strategy's state_dict_type at "
+            "full, or its save_distributed_checkpoint at false"
+        )
+
+
+def _check_reading(policy: str | NewPolicy | Policy, options: Mapping[str, Any]) -> None:
+    """Refuses what no model could be read with. What depends on the model, its backbone refuses before the weights."""
+    for name, least in (("block_size", 1), ("mask_token_id", 0)):
+        if options[name] is not None and options[name] < least:
+            raise UserInputError(f"{name} {options[name]} must be at least {least}, or null for the model's own")
+    given = [f"{name} {value!r}" for name, value in options.items() if value is not None]
+    if given and not isinstance(policy, str):
+        raise UserInputError(f"{', '.join(given)} given, but the policy is not read from a directory or hub; leave out")
+    if options["revision"] is not None and Path(str(policy)).exists():
+        raise UserInputError(f"revision {options['revision']!r} given, but {policy!r} is a directory; leave it out")

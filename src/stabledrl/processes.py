@@ -3,7 +3,9 @@
 Whatever needs other processes takes a `Processes`, so that it can be run and tested in one.
 """
 
+import hashlib
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -83,6 +85,20 @@ class Processes:
                 kind = UserInputError if by_user else ProcessFailedError
                 raise kind(f"process {rank} of {self.count}, {message}") from failure
         return [own for own, _ in outcomes]
+
+
+def is_first_to_tell(error: BaseException) -> bool:
+    """Whether this process is the first of the run that has an error, so that it is told once and not by all.
+
+    Before the processes know each other, it is the first one of each node: all have read the same settings.
+    """
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))) == 0
+    key = hashlib.sha256(f"{type(error).__name__}: {error}".encode()).hexdigest()
+    try:
+        return int(distributed.distributed_c10d._get_default_store().add(f"stabledrl/told/{key}", 1)) == 1
+    except RuntimeError:
+        return True  # The process that counts has ended already.
 
 
 def _all_gather(own: Any) -> list[Any]:

@@ -51,10 +51,11 @@ class Denoiser(Protocol):
         attention_mask: Tensor | None = None,
         *,
         keep: Tensor | None = None,
+        targets: Tensor | None = None,
         position_ids: Tensor | None = None,
         cache: Any = None,
     ) -> Tensor:
-        """Computes logits.
+        """Computes logits, or the log-probabilities of given tokens, which takes less memory.
 
         Args:
             token_ids: (N, T) int64.
@@ -62,12 +63,14 @@ class Denoiser(Protocol):
                 bool, True = attend, over S = cached + T keys; or a flex_attention `BlockMask`; None = all tokens are
                 real.
             keep: Where to compute logits: None for all positions, (N, n) int64 for n positions a row, (N, T) bool.
+            targets: (M,) int64, a token for each of the M True positions of `keep`; None asks for logits.
             position_ids: (N, T) int64; by default a row's real tokens are numbered from 0.
             cache: Keys and values of earlier tokens (`Policy.new_cache`), extended in place; needs a 4D mask and
                 position_ids. Only block-causal models have an exact one.
 
         Returns:
-            (N, T, V), (N, n, V) or (M, V) for M True positions in row-major order.
+            (N, T, V), (N, n, V) or (M, V) for M True positions in row-major order. With targets, (M,) float32: their
+            log-probabilities.
         """
         ...
 

@@ -29,6 +29,7 @@ class Purpose(enum.IntEnum):
     DATA = 6
     DEMONSTRATION = 7
     STRESS = 8
+    ADAPTER_DROPOUT = 9
 
 
 def _logical_shift(value: Tensor, bits: int) -> Tensor:

@@ -26,6 +26,12 @@ class SupervisedModule(PolicyModule):
         optimizer: Makes the optimizer from the parameters.
         lr_scheduler: Makes the learning-rate schedule, stepped once per optimizer step; None keeps the rate.
         seed: Seed of the masks.
+        block_size: Tokens per block of a block-causal model; None takes what its config.json or its family says.
+        mask_token_id: The mask token; None takes what config.json or the family says.
+        revision: Branch, tag or commit of a hub id; None takes its main branch.
+
+    Raises:
+        UserInputError: One of the last three cannot be right, or is given for a policy that is not read from anywhere.
     """
 
     def __init__(
@@ -35,8 +41,13 @@ class SupervisedModule(PolicyModule):
         optimizer: OptimizerCallable = torch.optim.AdamW,
         lr_scheduler: LRSchedulerCallable | None = None,
         seed: int = 0,
+        *,
+        block_size: int | None = None,
+        mask_token_id: int | None = None,
+        revision: str | None = None,
     ) -> None:
-        super().__init__(policy, optimizer, lr_scheduler)
+        reading: dict[str, Any] = {"block_size": block_size, "mask_token_id": mask_token_id, "revision": revision}
+        super().__init__(policy, optimizer, lr_scheduler, **reading)
         self.likelihood = likelihood
         self.seed = seed
 
@@ -57,5 +68,6 @@ class SupervisedModule(PolicyModule):
         corruption = self.likelihood.corrupt(sequences, update=None)
         estimate = self.likelihood(self, sequences, corruption, vocabulary=self.vocabulary)
         loss = -estimate.elbo.mean()
-        self.log("train/loss", loss, prog_bar=True)
+        # Processes have as many rows each, so the mean of their means is that of all rows, for gradients too.
+        self.log("train/loss", loss, prog_bar=True, sync_dist=True)
         return loss

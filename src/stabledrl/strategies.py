@@ -3,23 +3,62 @@
 Plain data parallelism needs none of them: `strategy: ddp`.
 """
 
+from abc import abstractmethod
+from contextlib import nullcontext
 from datetime import timedelta
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
-from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, ParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from typing_extensions import override
 
+from stabledrl.checkpoints import POLICY_KEY, check_fingerprint, partial_path, read_rest, sharded_by, written_whole
 from stabledrl.errors import UserInputError
+from stabledrl.policy_module import PolicyModule
 from stabledrl.sharding import decoder_layers
 
 _TIMEOUT_MINUTES = 30.0
 
 
-class FSDP(FSDPStrategy):
+class _WholeCheckpoints(ParallelStrategy):
+    """Writes directories whole or not at all, and looks at what a checkpoint is of before it loads weights."""
+
+    @property
+    @abstractmethod
+    def saves_directories(self) -> bool:
+        """Whether a checkpoint is a directory with a file per process."""
+        ...
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
+    ) -> None:
+        if not self.saves_directories:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+            return
+        path = Path(filepath)
+        # What is within begins with a broadcast by the first process, and ends for it when all have written.
+        with written_whole(path) if self.is_global_zero else nullcontext(partial_path(path)) as partial:
+            super().save_checkpoint(checkpoint, partial, storage_options)
+
+    @override
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        if isinstance(self.lightning_module, PolicyModule):
+            saved = read_rest(checkpoint_path)[POLICY_KEY]["fingerprint"]
+            check_fingerprint(saved, self.lightning_module.loaded_policy.fingerprint)
+        if (writer := sharded_by(checkpoint_path)) not in (None, type(self).__name__):
+            raise UserInputError(
+                f"checkpoint {str(checkpoint_path)!r} has a file per process, written by {writer}, which "
+                f"{type(self).__name__} cannot read: go on with trainer.strategy stabledrl.strategies.{writer}"
+            )
+        return super().load_checkpoint(checkpoint_path, weights_only)
+
+
+class FSDP(_WholeCheckpoints, FSDPStrategy):
     """FullyShardedDataParallel: gradients and optimizer state are always sharded, weights between updates.
 
     While a rollout is sampled the weights stay gathered, so that its cost in exchanges does not grow with the denoising
@@ -62,6 +101,11 @@ class FSDP(FSDPStrategy):
 
     @property
     @override
+    def saves_directories(self) -> bool:
+        return self._state_dict_type == "sharded"
+
+    @property
+    @override
     def mixed_precision_config(self) -> MixedPrecision | None:
         precision = self.precision_plugin.precision
         if precision == "32-true":
@@ -89,7 +133,7 @@ class FSDP(FSDPStrategy):
         return super()._setup_model(wrapped)
 
 
-class FSDP2(ModelParallelStrategy):
+class FSDP2(_WholeCheckpoints, ModelParallelStrategy):
     """FSDP2 over all processes: weights, gradients and optimizer state are sharded, also between layers' passes.
 
     Weights are gathered layer by layer in an update, and once for a whole rollout.
@@ -108,6 +152,11 @@ class FSDP2(ModelParallelStrategy):
             save_distributed_checkpoint=save_distributed_checkpoint,
             timeout=timedelta(minutes=timeout_minutes),
         )
+
+    @property
+    @override
+    def saves_directories(self) -> bool:
+        return bool(self._save_distributed_checkpoint)
 
     @override
     def setup_environment(self) -> None:

@@ -1,17 +1,14 @@
-"""RunCheckpoint and GracefulStop: whatever ends the run, its last step can be resumed."""
+"""RunCheckpoint: whatever ends the run, its last step can be resumed, and the disk holds what was asked for."""
 
-import os
-import signal
-import threading
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.training import Once, same, scale_gradient, tiny_module, train, weights
+from tests.training import Digits, Scripted, level, same, tiny_module, train, weights
 
 from stabledrl.callbacks import (
-    GracefulStop,
     GradientSpikeMonitor,
     PolicyDriftMonitor,
     RewardCollapseMonitor,
@@ -19,8 +16,8 @@ from stabledrl.callbacks import (
     SampleTable,
     TaskEvaluation,
 )
-
-SIGNALS = [signal.SIGINT, signal.SIGTERM]
+from stabledrl.checkpoints import find_last_checkpoint, read_checkpoint
+from stabledrl.errors import UserInputError
 
 
 def saved(path: Path) -> dict[str, Any]:
@@ -28,8 +25,13 @@ def saved(path: Path) -> dict[str, Any]:
     return checkpoint
 
 
-def send(number: int, *at: int) -> Once:
-    return Once(lambda trainer, module: os.kill(os.getpid(), number), *at)
+def steps_of(directory: Path) -> list[int]:
+    """Steps that are kept, each of them checked against what is in the file."""
+    found = sorted(directory.glob("step-*.ckpt"))
+    steps = [saved(path)["global_step"] for path in found]
+    assert [path.name for path in found] == [f"step-{step:06d}.ckpt" for step in steps]
+    assert {path.name for path in directory.iterdir()} == {"last.ckpt", *(path.name for path in found)}
+    return steps
 
 
 @pytest.mark.parametrize(("every", "steps"), [(2, 5), (2, 4), (100, 3), (1, 2)])
@@ -43,22 +45,99 @@ def test_last_is_the_end_of_the_run(tmp_path: Path, every: int, steps: int, accu
     assert same(last["state_dict"], weights(module))
 
 
+@pytest.mark.parametrize(("keep", "expected"), [(1, [5]), (2, [4, 5]), (3, [2, 4, 5]), (9, [2, 4, 5]), (-1, [2, 4, 5])])
+def test_keeps_as_many_of_the_newest_as_asked_for(tmp_path: Path, keep: int, expected: list[int]) -> None:
+    train(tiny_module(), RunCheckpoint(dirpath=str(tmp_path), every_n_train_steps=2, keep_last=keep), steps=5)
+    assert steps_of(tmp_path) == expected
+
+
+def scripted(*means: float) -> dict[str, Any]:
+    return {"tasks": [Digits(Scripted(*map(level, means)))], "steps": len(means), "updates": 1}
+
+
 @pytest.mark.parametrize(
-    ("keep", "expected"), [(1, ["step-000004.ckpt"]), (-1, ["step-000002.ckpt", "step-000004.ckpt"]), (0, [])]
+    ("mode", "best", "expected"),
+    [("max", 1, [2, 6]), ("max", 2, [2, 4, 6]), ("max", 0, [6]), ("min", 1, [1, 6]), ("min", 2, [1, 5, 6])],
 )
-def test_keeps_as_many_as_asked_for(tmp_path: Path, keep: int, expected: list[str]) -> None:
-    train(tiny_module(), RunCheckpoint(dirpath=str(tmp_path), every_n_train_steps=2, save_top_k=keep), steps=5)
-    files = sorted(path.name for path in tmp_path.iterdir())
-    assert files == sorted([*expected, "last.ckpt"])
-
-
-def test_keeps_the_best_by_the_monitored_metric(tmp_path: Path) -> None:
+def test_keeps_the_best_besides_the_newest_and_the_earlier_of_equals(
+    tmp_path: Path, mode: str, best: int, expected: list[int]
+) -> None:
     checkpoint = RunCheckpoint(
-        dirpath=str(tmp_path), every_n_train_steps=1, monitor="rollout/reward_mean", save_top_k=1
+        dirpath=str(tmp_path), every_n_train_steps=1, monitor="rollout/reward_mean", keep_best=best, mode=mode
     )
-    train(tiny_module(), checkpoint, steps=6, updates=1)
-    assert len(list(tmp_path.glob("step-*.ckpt"))) == 1
+    train(tiny_module(), checkpoint, **scripted(0.1, 0.9, 0.5, 0.8, 0.2, 0.8))
+    assert steps_of(tmp_path) == expected
+    assert Path(checkpoint.best_model_path).name == f"step-{2 if mode == 'max' else 1:06d}.ckpt"
+    assert checkpoint.best_model_score == pytest.approx(0.9 if mode == "max" else 0.1)
     assert saved(tmp_path / "last.ckpt")["global_step"] == 6
+
+
+def test_what_has_no_score_is_saved_all_the_same_and_is_never_the_best(tmp_path: Path) -> None:
+    """The metric is there at the start and the end only, or is no number."""
+    checkpoint = RunCheckpoint(dirpath=str(tmp_path), every_n_train_steps=1, monitor="val/digits/reward", keep_last=-1)
+    train(tiny_module(), TaskEvaluation(at_start=False), checkpoint, steps=3)
+    assert steps_of(tmp_path) == [1, 2, 3]
+    assert checkpoint.best_model_score is None
+
+
+def test_last_takes_no_space_of_its_own(tmp_path: Path) -> None:
+    train(tiny_module(), RunCheckpoint(dirpath=str(tmp_path), every_n_train_steps=1), steps=3)
+    assert (tmp_path / "last.ckpt").samefile(tmp_path / "step-000003.ckpt")
+
+
+def test_where_files_have_no_second_names_last_is_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise OSError("not supported")
+
+    monkeypatch.setattr("os.link", refuse)
+    train(tiny_module(), RunCheckpoint(dirpath=str(tmp_path), every_n_train_steps=1), steps=3)
+    assert steps_of(tmp_path) == [3]
+    assert (tmp_path / "last.ckpt").read_bytes() == (tmp_path / "step-000003.ckpt").read_bytes()
+
+
+def test_the_disk_that_checkpoints_need_is_told_at_the_start_and_is_about_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = RunCheckpoint(dirpath=str(tmp_path), keep_last=2, monitor="rollout/reward_mean", keep_best=3)
+    told: list[str] = []
+    monkeypatch.setattr("stabledrl.callbacks.run_checkpoint.rank_zero_info", told.append)
+    train(tiny_module(), checkpoint, steps=1)
+    (line,) = told
+    assert "at most 6 at a time (2 newest, 3 best, 1 being written)" in line
+    stated = float(line.split("about ")[1].split(" kB")[0]) * 1e3
+    weights_and_states = sum(
+        tensor.numel() * tensor.element_size()
+        for tensor in torch.utils._pytree.tree_leaves(
+            [saved(tmp_path / "last.ckpt")[name] for name in ("state_dict", "optimizer_states")]
+        )
+        if isinstance(tensor, torch.Tensor)
+    )
+    assert stated == pytest.approx(weights_and_states, rel=0.01)
+
+
+@pytest.mark.parametrize(("free", "warned"), [(10**5, True), (10**9, False)])
+def test_a_disk_that_is_too_small_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, free: int, warned: bool
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=free)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    train(tiny_module(), RunCheckpoint(dirpath=str(tmp_path), keep_last=20), steps=1)
+    assert any("will be full" in record.message for record in caplog.records) == warned
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every_n_train_steps": 0}, "every_n_train_steps 0 must be at least 1"),
+        ({"keep_last": 0}, "keep_last 0 must be at least 1, or -1 for all"),
+        ({"keep_last": -2}, "keep_last -2"),
+        ({"keep_best": -1}, "keep_best -1 must be at least 0"),
+        ({"mode": "best"}, "mode 'best' is not one of min, max"),
+    ],
+)
+def test_values_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserInputError, match=message):
+        RunCheckpoint(**options)
 
 
 def test_weights_only_leaves_out_the_rest(tmp_path: Path) -> None:
@@ -76,93 +155,34 @@ def test_a_run_resumes_with_another_interval(tmp_path: Path) -> None:
     assert saved(tmp_path / "last.ckpt")["global_step"] == 4
 
 
-@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
-@pytest.mark.parametrize("accumulate", [1, 4])
-def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(
-    tmp_path: Path, number: signal.Signals, accumulate: int
-) -> None:
-    before = [signal.getsignal(own) for own in SIGNALS]
-    stop, module = GracefulStop(), tiny_module()
-    trainer = train(
-        module, send(number, 2), stop, RunCheckpoint(dirpath=str(tmp_path)), steps=9, updates=2, accumulate=accumulate
-    )
-    assert stop.signal_received == number
-    assert trainer.global_step == 3
-    last = saved(tmp_path / "last.ckpt")
-    assert last["global_step"] == 3
-    assert same(last["state_dict"], weights(module))
-    assert [signal.getsignal(own) for own in SIGNALS] == before
+def test_a_run_resumed_in_its_directory_keeps_as_many_as_before_and_its_best(tmp_path: Path) -> None:
+    def part(*means: float, steps: int, resume: Path | None = None) -> None:
+        checkpoint = RunCheckpoint(
+            dirpath=str(tmp_path), every_n_train_steps=1, monitor="rollout/reward_mean", keep_last=2
+        )
+        train(tiny_module(), checkpoint, ckpt_path=resume, **{**scripted(*means), "steps": steps})
+
+    part(0.1, 0.9, 0.2, steps=3)
+    part(0.3, 0.4, steps=5, resume=tmp_path / "last.ckpt")
+    assert steps_of(tmp_path) == [2, 4, 5]
 
 
-class InFirstMicroBatch(Once):
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == 4:
-            self.act(trainer, pl_module)
+def test_a_run_resumed_elsewhere_removes_nothing_of_the_one_before(tmp_path: Path) -> None:
+    for name, steps, resume in (("a", 2, None), ("b", 4, tmp_path / "a" / "last.ckpt")):
+        checkpoint = RunCheckpoint(dirpath=str(tmp_path / name), every_n_train_steps=1)
+        train(tiny_module(), checkpoint, steps=steps, ckpt_path=resume)
+    assert (steps_of(tmp_path / "a"), steps_of(tmp_path / "b")) == ([2], [4])
 
 
-def test_a_signal_between_micro_batches_waits_for_the_update(tmp_path: Path) -> None:
-    interrupt = InFirstMicroBatch(lambda trainer, module: os.kill(os.getpid(), signal.SIGINT))
-    trainer = train(
-        tiny_module(), interrupt, GracefulStop(), RunCheckpoint(dirpath=str(tmp_path)), steps=9, accumulate=4
-    )
-    assert trainer.global_step == 2  # batch 4 is the first of the second update
-    assert saved(tmp_path / "last.ckpt")["global_step"] == 2
-
-
-def test_an_interrupted_and_resumed_run_equals_the_uninterrupted_one(tmp_path: Path) -> None:
-    whole, resumed = tiny_module(), tiny_module()
-    train(whole, steps=6, updates=3)
-    train(
-        tiny_module(), send(signal.SIGTERM, 3), GracefulStop(), RunCheckpoint(dirpath=str(tmp_path)), steps=6, updates=3
-    )
-    train(resumed, GracefulStop(), steps=6, updates=3, ckpt_path=tmp_path / "last.ckpt")
-    assert same(weights(whole), weights(resumed))
-
-
-def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
-    before = [signal.getsignal(own) for own in SIGNALS]
-
-    def twice(trainer: Any, module: Any) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises((KeyboardInterrupt, SystemExit)):
-        train(tiny_module(), Once(twice, 1), GracefulStop(), RunCheckpoint(dirpath=str(tmp_path)), steps=9)
-    assert not (tmp_path / "last.ckpt").exists()
-    signal.signal(signal.SIGINT, before[0])
-    assert signal.getsignal(signal.SIGTERM) == before[1]
-
-
-def test_a_second_termination_has_the_system_default(tmp_path: Path) -> None:
-    seen: list[Any] = []
-
-    def look(trainer: Any, module: Any) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        seen.append(signal.getsignal(signal.SIGTERM))
-
-    train(tiny_module(), Once(look, 0), GracefulStop(), steps=2)
-    assert seen == [signal.SIG_DFL]
-
-
-def test_handlers_come_back_after_an_error() -> None:
-    before = [signal.getsignal(own) for own in SIGNALS]
-    with pytest.raises(FloatingPointError):
-        train(tiny_module(), GracefulStop(), Once(scale_gradient(float("nan")), 0), steps=2)
-    assert [signal.getsignal(own) for own in SIGNALS] == before
-
-
-def test_a_second_fit_is_not_stopped_by_the_firsts_signal() -> None:
-    stop = GracefulStop()
-    train(tiny_module(), send(signal.SIGINT, 0), stop, steps=3)
-    assert train(tiny_module(), stop, steps=3).global_step == 3
-
-
-def test_training_works_outside_the_main_thread() -> None:
-    done: list[int] = []
-    thread = threading.Thread(target=lambda: done.append(train(tiny_module(), GracefulStop(), steps=1).global_step))
-    thread.start()
-    thread.join()
-    assert done == [1]
+def test_a_rollbacks_state_is_never_what_a_run_goes_on_from(tmp_path: Path) -> None:
+    monitor = RewardCollapseMonitor(window=1, action="rollback", save_every_n_rollouts=1)
+    checkpoint = RunCheckpoint(dirpath=str(tmp_path), every_n_train_steps=2)
+    train(tiny_module(), monitor, checkpoint, **{**scripted(0.5), "steps": 3})
+    found = find_last_checkpoint(tmp_path)
+    assert found == tmp_path / "last.ckpt"
+    (tmp_path / "healthy.ckpt").touch()  # the newest of all
+    assert find_last_checkpoint(tmp_path) == found
+    assert read_checkpoint(tmp_path / "healthy.ckpt")["global_step"] == 3
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -174,7 +194,6 @@ def test_every_callbacks_state_after_a_resume_is_the_uninterrupted_runs(tmp_path
             RewardCollapseMonitor(window=2),
             PolicyDriftMonitor(),
             SampleTable(),
-            GracefulStop(),
             RunCheckpoint(dirpath=str(tmp_path / name)),
         ]
         path = None if resume is None else tmp_path / resume / "last.ckpt"

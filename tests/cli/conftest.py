@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import lightning.pytorch  # noqa: F401  # its log goes to the standard error of its import: not to be a test's
 import pytest
 import torch
 from tests.cli.runs import small

@@ -11,7 +11,8 @@ from stabledrl.cli import main
 FILES = sorted(CONFIGS.rglob("*.yaml"))
 WHOLE = [file for file in FILES if file.stem.startswith("tiny_") or file == Path(QUICKSTART)]
 BACKBONES = [file for file in FILES if file.parent.name == "backbone"]
-SEVERAL = [file for file in FILES if file.parent.name == "trainer" and file.stem not in ("cpu", "single_gpu")]
+ONE_PROCESS = ("cpu", "single_gpu", "single_gpu_lora")
+SEVERAL = [file for file in FILES if file.parent.name == "trainer" and file.stem not in ONE_PROCESS]
 """Of several processes, which `tests/distributed` starts."""
 OWN_DATA = ("aime", "countdown_chat", "gsm8k", "math", "reasoning_gym", "sudoku_chat", "table")
 OTHER_TASKS = [file for file in FILES if file.parent.name == "task" and file.stem in OWN_DATA]
@@ -40,6 +41,7 @@ def test_the_set_is_complete() -> None:
         "task/sudoku.yaml",
         "trainer/cpu.yaml",
         "trainer/single_gpu.yaml",
+        "trainer/single_gpu_lora.yaml",
         "trainer/ddp.yaml",
         "trainer/fsdp.yaml",
         "trainer/fsdp2.yaml",
@@ -58,6 +60,8 @@ def test_whole_files_run(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("file", LAYERS, ids=name)
 def test_layers_run_over_the_quickstart_and_take_effect(file: Path, tmp_path: Path) -> None:
+    if file.stem.endswith("lora"):
+        pytest.importorskip("peft")
     options = (
         ["--evaluation.at_start=false", *CPU] if file.parent.name == "trainer" else ["--evaluation.at_start=false"]
     )

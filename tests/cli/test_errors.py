@@ -20,7 +20,7 @@ FILES = [
     ("rollout: {group_sizes: 3}", ["rollout.group_sizes", "did you mean rollout.group_size?", "temperature"]),
     ("trainer: {max_stesp: 3}", ["trainer.max_stesp", "did you mean trainer.max_steps?"]),
     ("rollout: {group_size: many}", ["rollout.group_size", "a whole number", "'many'"]),
-    ("model: {init_args: {polcy: x}}", ["model.init_args.polcy", "did you mean policy?", "sampler"]),
+    ("model: {init_args: {polcy: x}}", ["model.init_args.polcy", "did you mean policy?"]),
     (OBJECTIVE % ("StableDLR", ""), ["model.init_args.objective", "'StableDLR'", "did you mean StableDRL?", "GRPO"]),
     (OBJECTIVE % ("Xyz", ""), ["no Objective is called 'Xyz'", "known: ", "GRPO", "SPG", "StableDRL"]),
     (OBJECTIVE % ("StableDRL", "eps_lo: 3"), ["objective.init_args.eps_lo", "did you mean eps_low?", "surrogate"]),
@@ -64,6 +64,9 @@ OPTIONS = [
     (["--ckpt_path", "/nowhere/x.ckpt"], ["'/nowhere/x.ckpt'", ".ckpt"]),
     (["--ckpt_path", "last"], ["last.ckpt", "initial"]),
     (["--trainer.accumulate_grad_batches", "3"], ["accumulate_grad_batches 3", "1, 2, 4"]),
+    (["--seed_everything", "-1"], ["seed_everything -1", "4294967295"]),
+    (["--seed_everything", "99999999999"], ["seed_everything 99999999999"]),
+    (["--model.objective", "TraceRL"], ["TraceRL needs shared_masks", "share_masks: true"]),
     (["--trainer.accelerator", "gpuu"], ["gpuu", "cpu"]),
     (["--trainer.precision", "17"], ["trainer.precision", "bf16-mixed", "'17'"]),
     (["--trainer.default_root_dir", __file__], ["default_root_dir", "no directory"]),
@@ -125,7 +128,7 @@ def test_required_arguments_of_a_class(tmp_path: Path, capsys: pytest.CaptureFix
 def test_unknown_command(given: str, close: str, capsys: pytest.CaptureFixture[str]) -> None:
     error = error_of([given], capsys)
     assert f"no command {given!r}; did you mean {close}?" in error
-    assert "fit, validate, test, predict, generate, export" in error
+    assert "fit, validate, test, predict, plan, generate, export" in error
 
 
 @pytest.mark.parametrize("kept", [0, 100, 0.5, 0.99])
@@ -256,6 +259,6 @@ def test_an_interrupt_outside_of_training_gives_130(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, "_import_extension_points", interrupt)
+    monkeypatch.setattr(training, "import_extension_points", interrupt)
     assert main(["fit"]) == 130
     assert capsys.readouterr().err == "stabledrl fit: interrupted\n"

@@ -9,6 +9,7 @@ from torch import Tensor
 from stabledrl.backbones import NewPolicy, Policy
 from stabledrl.data.demonstrations import DemonstrationDataModule, DemonstrationLoader, encode_demonstrations
 from stabledrl.errors import UserInputError
+from stabledrl.processes import Processes
 from stabledrl.protocols import Split, Task
 
 ROWS, BATCH, LENGTH = 50, 16, 4
@@ -216,3 +217,38 @@ def test_task_without_demonstrations_is_refused(policy: Policy) -> None:
 def test_task_without_rows_is_refused(policy: Policy) -> None:
     with pytest.raises(UserInputError, match="task 'numbers' has no training rows"):
         attached(policy, Numbers(size=0)).train_dataloader()
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 16])
+def test_processes_share_a_batch_in_order_and_resume_with_another_number(policy: Policy, count: int) -> None:
+    rows = Numbers().rows("train")
+    encoded = {
+        column: encode_demonstrations(rows, column, policy.tokenizer, policy.vocabulary, LENGTH)
+        for column in ("completion", "weak_completion")
+    }
+    shares = [
+        DemonstrationLoader(encoded, BATCH, 0, 2, 0.5, Processes(rank=rank, count=count).share(BATCH))
+        for rank in range(count)
+    ]
+    whole = DemonstrationLoader(encoded, BATCH, 0, 2, 0.5)
+    take(shares[-1], 1)
+    for source in (whole, *shares[:-1]):
+        source.load_state_dict(shares[-1].state_dict())
+    parts = [take(source, 5) for source in shares]
+    for step, expected in enumerate(take(whole, 5)):
+        for name, tensor in expected.items():
+            found = [part[step][name] for part in parts]
+            assert torch.equal(found[0] if name == "step" else torch.cat(found), tensor), name
+
+
+@pytest.mark.parametrize(("count", "message"), [(2, None), (3, "batch_size 16 cannot be shared evenly by 3 processes")])
+def test_a_batch_that_does_not_go_round_is_refused_before_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, count: int, message: str | None
+) -> None:
+    monkeypatch.setattr(Processes, "of_run", classmethod(lambda cls: Processes(count=count)))
+    module = DemonstrationDataModule(Numbers(), LENGTH, batch_size=16)
+    if message is None:
+        module.setup("fit")
+    else:
+        with pytest.raises(UserInputError, match=f"{message}; use a multiple of {count}"):
+            module.setup("fit")

@@ -11,8 +11,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from stabledrl.callbacks import GradientSpikeMonitor, GroupRollout, RunCheckpoint
+from stabledrl.data import DemonstrationDataModule
 from stabledrl.likelihoods import MonteCarloElbo
 from stabledrl.objectives import GRPO, StableDRL
+from stabledrl.protocols import Split
+from stabledrl.sft import SupervisedModule
 
 
 def reward_some_prompts(prompts: list[str], completions: list[str], **columns: Any) -> list[float | None]:
@@ -34,7 +37,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 }
 """Options of `run`. Of 1 or 3 prompts with 4 completions each, two processes get parts of groups."""
 
-MODULE_OPTIONS = ("objective", "sampler", "kl_coefficient", "activation_checkpointing")
+MODULE_OPTIONS = ("objective", "sampler", "kl_coefficient", "activation_checkpointing", "lora")
 
 
 @dataclass
@@ -56,6 +59,49 @@ class Watch(Callback):
 
     def plain(self) -> dict[str, Any]:
         return {"metrics": self.metrics, "rewarded": self.rewarded, "weights": self.weights}
+
+
+def supervised(**options: Any) -> dict[str, Any]:
+    """Five updates on demonstrations.
+
+    Returns:
+        Losses, and the weights that this process holds.
+    """
+    module = SupervisedModule(
+        policy=tiny_policy(num_layers=2),
+        likelihood=MonteCarloElbo(draws=1, masking="uniform", reduction="length_normalized"),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+    )
+    data = DemonstrationDataModule(Shown(), LENGTH, batch_size=4, weak_from_step=2, weak_share=0.5)
+    watch = Losses()
+    trainer = Trainer(
+        accelerator="cpu", max_steps=5, max_epochs=-1, logger=False, enable_checkpointing=False, callbacks=[watch],
+        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1, **options,
+    )  # fmt: skip
+    trainer.fit(module, datamodule=data)
+    return {"losses": watch.losses, "weights": watch.weights}
+
+
+class Shown(Digits):
+    """Every digit is answered by itself."""
+
+    def rows(self, split: Split) -> list[dict[str, Any]]:
+        return [{**row, "completion": row["gold"] * 2, "weak_completion": "0"} for row in super().rows(split)]
+
+
+@dataclass
+class Losses(Callback):
+    """Keeps the losses of all processes together, and what this one holds of the weights."""
+
+    losses: list[float] = field(default_factory=list)
+    weights: list[Tensor] = field(default_factory=list)
+
+    def on_train_batch_end(self, trainer: Trainer, *arguments: Any) -> None:
+        self.losses.append(trainer.callback_metrics["train/loss"].item())
+
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
+        assert trainer.model is not None
+        self.weights = [local(parameter).clone() for parameter in trainer.model.parameters()]
 
 
 def local(tensor: Tensor) -> Tensor:

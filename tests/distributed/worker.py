@@ -1,15 +1,18 @@
 """One of two processes: `python -m tests.distributed.worker STRATEGY DIRECTORY CHECK...`, started by `launch`."""
 
+import os
+import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from tests.distributed.scenarios import SCENARIOS, local, run
+from tests.distributed.scenarios import SCENARIOS, local, run, supervised
 from tests.training import Digits, Once, Scripted, level, scale_gradient, small_digits, tiny_sampler
 from torch import Tensor, distributed
 
+from stabledrl.backbones.lora import LoRA
 from stabledrl.callbacks import GroupRollout, RewardCollapseMonitor
 from stabledrl.errors import UserInputError
 from stabledrl.protocols import Sampler
@@ -35,6 +38,49 @@ def resume(train: Train, directory: Path) -> dict[str, Any]:
     train(directory / "half", steps=3, **options)
     rest, _ = train(directory / "rest", resume=directory / "half" / "last.ckpt", **options)
     return {"whole": whole, "rest": rest}
+
+
+def go_on(train: Train, directory: Path, checkpoint: str) -> dict[str, Any]:
+    """From step 3 of the scenario of `resume`, whoever trained it up to there."""
+    return train(directory, resume=Path(checkpoint), **SCENARIOS["split groups"])[0]
+
+
+def half(train: Train, directory: Path) -> dict[str, Any]:
+    """The first 3 updates of the scenario of `resume`."""
+    return train(directory, steps=3, **SCENARIOS["split groups"])[0]
+
+
+def refused(train: Train, directory: Path, checkpoint: str) -> str:
+    """What is said of a checkpoint that cannot be gone on from."""
+    try:
+        go_on(train, directory, checkpoint)
+    except UserInputError as error:
+        return str(error)
+    return "not refused"
+
+
+def full_disk(train: Train, directory: Path, full: str) -> str:
+    """One process can write no more from the fourth update on; the third is saved."""
+    half(train, directory)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(trainer: Any, module: Any) -> None:
+        if rank() == int(full):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+
+    try:
+        train(directory, Once(fill, 3), resume=directory / "last.ckpt", **SCENARIOS["split groups"])
+    except UserInputError as error:
+        return str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return "not refused"
+
+
+def demonstrations(train: Train, directory: Path) -> dict[str, Any]:
+    """Supervised training; not by `train`, which is for rollouts."""
+    count = int(os.environ["WORLD_SIZE"])
+    return supervised(strategy=STRATEGIES[sys.argv[1]](), devices=count)
 
 
 class Uneven(Sampler):
@@ -133,6 +179,17 @@ def one_process_raises(prompts: list[str], completions: list[str], **columns: An
     return small_digits(prompts, completions)
 
 
+def adapters(train: Train, directory: Path) -> dict[str, Any]:
+    """A run of adapters, its first update alone, and the same in two parts."""
+    options = {"lora": LoRA(rank=2, alpha=4, dropout=0.1), **SCENARIOS["split groups"]}
+    whole, module = train(directory / "whole", **options)
+    trained = [parameter.requires_grad for parameter in module.trainer.model.parameters()]
+    first, _ = train(directory / "first", steps=1, **options)
+    train(directory / "half", steps=3, **options)
+    rest, _ = train(directory / "rest", resume=directory / "half" / "last.ckpt", **options)
+    return {"whole": whole, "first": first, "rest": rest, "trained": trained}
+
+
 def faults(train: Train, directory: Path) -> dict[str, tuple[str, str]]:
     found = {}
     for name, options in {
@@ -147,7 +204,23 @@ def faults(train: Train, directory: Path) -> dict[str, tuple[str, str]]:
 
 
 CHECKS: dict[str, Callable[..., Any]] = {
-    check.__name__: check for check in (losses, resume, uneven, gathers, reference, broken_gradient, collapse, faults)
+    check.__name__: check
+    for check in (
+        losses,
+        resume,
+        go_on,
+        half,
+        refused,
+        full_disk,
+        demonstrations,
+        uneven,
+        gathers,
+        reference,
+        broken_gradient,
+        collapse,
+        adapters,
+        faults,
+    )
 }
 STRATEGIES: dict[str, Callable[[], Any]] = {
     "ddp": lambda: "ddp",
@@ -168,10 +241,11 @@ def leave_full_states_where_they_are() -> None:
 
 def main(strategy: str, directory: Path, *checks: str) -> None:
     torch.set_num_threads(1)
+    count = int(os.environ["WORLD_SIZE"])
     leave_full_states_where_they_are()
 
     def train(place: Path, *callbacks: Any, **options: Any) -> tuple[dict[str, Any], Any]:
-        return run(place, *callbacks, strategy=STRATEGIES[strategy](), devices=2, **options)
+        return run(place, *callbacks, strategy=STRATEGIES[strategy](), devices=count, **options)
 
     results: dict[str, Any] = {}
     for check in checks:

@@ -8,6 +8,7 @@ import torch
 from tests.diffusion.laws import BLOCK, BY_SHARE, DRAWS, MASK, Law, law_of, make_rows
 from torch import Tensor
 
+from stabledrl.chunked_cross_entropy import chosen_log_probs
 from stabledrl.likelihoods import MonteCarloElbo
 from stabledrl.types import Corruption, LikelihoodEstimate, Sequences, Vocabulary
 
@@ -38,6 +39,7 @@ class TableDenoiser:
         attention_mask: Tensor | None = None,
         *,
         keep: Tensor | None = None,
+        targets: Tensor | None = None,
         position_ids: Tensor | None = None,
         cache: Any = None,
     ) -> Tensor:
@@ -47,7 +49,8 @@ class TableDenoiser:
         logits = self.table[_codes(token_ids[:, -self.table.shape[1] :])]
         if keep is None:
             return logits
-        return logits[keep[:, -self.table.shape[1] :]]
+        kept = logits[keep[:, -self.table.shape[1] :]]
+        return kept if targets is None else chosen_log_probs(kept, targets)
 
     def log_prob(self, visible: list[int], position: int, token: int) -> float:
         code = int(_codes(torch.tensor(visible)))

@@ -68,7 +68,7 @@ def test_no_noised_token_sees_clean_tokens_of_its_own_or_a_later_block(block_siz
         token_ids, positions = inputs.pop("token_ids"), inputs["position_ids"][0]
         clean = int((positions.diff() <= 0).nonzero()[0]) + 1
         blocks = positions // block_size
-        inputs["keep"] = None
+        inputs["keep"] = inputs["targets"] = None
         before = policy(token_ids, **inputs)[0, clean:]
         for block in range(int(blocks[:clean].max()) + 1):
             changed = token_ids.clone()

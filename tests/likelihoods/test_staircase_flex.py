@@ -83,7 +83,7 @@ def test_no_noised_token_sees_clean_tokens_of_its_own_or_a_later_block() -> None
     ends = (positions.diff() <= 0).nonzero().flatten() + 1
     clean, blocks = int(ends[0]), positions // 4
     noised = slice(clean, int(ends[2]))
-    given["keep"] = None
+    given["keep"] = given["targets"] = None
     before = policy(token_ids, **given)[0, noised]
     for block in range(int(blocks[:clean].max()) + 1):
         changed = token_ids.clone()

@@ -8,7 +8,7 @@ from tests.test_experience import collect, prompts
 from tests.training import Digits
 
 from stabledrl.errors import UserInputError
-from stabledrl.rewards import Isolated, RewardError
+from stabledrl.rewards import Isolated, RewardError, score_completions
 
 
 @pytest.mark.parametrize("missing", [None, float("nan"), float("inf"), float("-inf")], ids=str)
@@ -46,3 +46,12 @@ def test_a_raising_reward_stops_the_rollout_unless_it_is_to_be_skipped() -> None
         collect(prompts(2), Digits(Isolated(hostile.nobody)))
     with pytest.raises(UserInputError, match=r"100% .*nobody raised LookupError"):
         collect(prompts(2), Digits(Isolated(hostile.nobody, on_error="skip")))
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), ValueError("no"), MemoryError()])
+def test_whatever_a_reward_raises_is_told_with_its_name(error: BaseException) -> None:
+    def leaves(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+        raise error
+
+    with pytest.raises(RewardError, match="leaves"):
+        score_completions([leaves], [1.0], ["p"], ["c"], [{}])

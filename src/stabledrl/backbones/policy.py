@@ -10,6 +10,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from stabledrl.backbones.attention import SDPA_OR_FLEX
+from stabledrl.chunked_cross_entropy import chosen_log_probs, token_log_probs
 from stabledrl.diffusion.attention import bidirectional_mask, block_causal_mask, positions_from_mask
 from stabledrl.errors import UserInputError
 from stabledrl.types import Vocabulary
@@ -54,6 +55,8 @@ class Policy(nn.Module):
         self.source = source
         self.block_size = block_size
         self.shifted = shifted
+        self.adapters: dict[str, Any] = {}
+        """Settings of adapters and the weights they were made for, part of the fingerprint; empty without adapters."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -78,6 +81,7 @@ class Policy(nn.Module):
             "block_size": self.block_size,
             "hidden_size": config.hidden_size,
             "num_hidden_layers": config.num_hidden_layers,
+            **self.adapters,
         }
 
     def describe(self) -> dict[str, Any]:
@@ -112,6 +116,50 @@ class Policy(nn.Module):
         Returns:
             (N, T, V), (N, n, V), or (M, V) for M True positions in row-major order, in the model's precision.
         """
+        logits: Tensor = self.model(
+            **self._inputs(token_ids, attention_mask, position_ids),
+            cache=cache,
+            use_cache=cache is not None,
+            logits_to_keep=0 if keep is None else self._own_positions(keep),
+        ).logits
+        if self.shifted and keep is None:
+            logits = torch.cat([logits[:, :1], logits[:, :-1]], dim=1)
+        return logits
+
+    def log_probs(
+        self,
+        token_ids: Tensor,
+        attention_mask: Tensor | BlockMask | None = None,
+        *,
+        keep: Tensor,
+        targets: Tensor,
+        position_ids: Tensor | None = None,
+    ) -> Tensor:
+        """Computes the log-probabilities of given tokens, without holding the logits of the vocabulary at once.
+
+        Args:
+            token_ids: (N, T) int64.
+            attention_mask: As for `logits`.
+            keep: (N, T) bool, M True positions.
+            targets: (M,) int64, a token for each in row-major order.
+            position_ids: As for `logits`.
+
+        Returns:
+            (M,) float32.
+        """
+        head = self.model.get_output_embeddings()
+        if type(head) is not nn.Linear:
+            # An adapter on the head, for one: what it computes is not in its weight.
+            logits = self.logits(token_ids, attention_mask, keep=keep, position_ids=position_ids)
+            return chosen_log_probs(logits, targets)
+        inputs = self._inputs(token_ids, attention_mask, position_ids)
+        hidden: Tensor = self.model.base_model(**inputs, use_cache=False).last_hidden_state
+        return token_log_probs(hidden[self._own_positions(keep)], head.weight, head.bias, targets).float()
+
+    def _inputs(
+        self, token_ids: Tensor, attention_mask: Tensor | BlockMask | None, position_ids: Tensor | None
+    ) -> dict[str, Any]:
+        """What transformers' model is to read, with the attention of the family."""
         if attention_mask is None and self.block_size is not None:
             attention_mask = torch.ones_like(token_ids, dtype=torch.bool)
         if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2:
@@ -125,19 +173,12 @@ class Policy(nn.Module):
         # sdpa would add the ones of a 0/1 float mask to the scores, without an error.
         boolean = not isinstance(attention_mask, Tensor) or attention_mask.dtype == torch.bool
         assert boolean, "a 4D attention mask must be boolean"
-        output = self.model(
-            input_ids=token_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            cache=cache,
-            use_cache=cache is not None,
-            is_causal=False,
-            logits_to_keep=0 if keep is None else self._own_positions(keep),
-        )
-        logits: Tensor = output.logits
-        if self.shifted and keep is None:
-            logits = torch.cat([logits[:, :1], logits[:, :-1]], dim=1)
-        return logits
+        return {
+            "input_ids": token_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "is_causal": False,
+        }
 
     def _own_positions(self, keep: Tensor) -> Tensor:
         """Where the model itself has the logits of the asked positions."""
@@ -148,6 +189,8 @@ class Policy(nn.Module):
         assert not keep[:, 0].any(), "a shifted model does not predict the first token"
         return keep.roll(-1, dims=1)
 
-    def forward(self, *arguments: Any, **options: Any) -> Tensor:
-        """Same as `logits`: the name by which wrappers (DDP, FSDP) call a module."""
-        return self.logits(*arguments, **options)
+    def forward(self, *arguments: Any, targets: Tensor | None = None, **options: Any) -> Tensor:
+        """Same as `logits`, or with targets as `log_probs`: the name by which wrappers (DDP, FSDP) call a module."""
+        if targets is None:
+            return self.logits(*arguments, **options)
+        return self.log_probs(*arguments, targets=targets, **options)

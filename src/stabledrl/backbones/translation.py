@@ -85,10 +85,10 @@ class PublishedBackbone(Backbone):
         """
         published = read_config(path)
         saved_by_us = FAMILY in published
-        config = load_config(path) if saved_by_us else self._translate(path, published)
+        config = self.config_of(path, published)
         tokenizer = load_tokenizer(path, self.tokenizer_class) if _has_tokenizer(path) else None
         vocabulary = self._vocabulary(path, config, published, tokenizer, mask_token_id)
-        block = self._block_size(path, published, block_size)
+        block = self.block_size_of(path, published, block_size)
         ends = list(vocabulary.end_token_ids)
         config.update({"is_causal": False, "use_cache": False, "eos_token_id": ends if len(ends) > 1 else ends[0]})
         # It would become the embedding's padding_idx, and the end token's row could not learn.
@@ -110,13 +110,25 @@ class PublishedBackbone(Backbone):
         options: dict[str, Any] = {"block_size": block, "shifted": self.shifted}
         return Policy(model, tokenizer, vocabulary, family=self.family, source=path, **options)
 
-    def _translate(self, path: str, published: dict[str, Any]) -> PreTrainedConfig:
+    def config_of(self, path: str, published: dict[str, Any]) -> PreTrainedConfig:
+        """Reads config.json, in the published layout or as this project saves it, into transformers' own class.
+
+        Raises:
+            UserInputError: It cannot be used.
+        """
+        if FAMILY in published:
+            return load_config(path)
         try:
             return self.native_config(published)
         except Exception as error:
             raise UserInputError(f"cannot use config.json of {path!r} ({self.family}): {one_line(error)}") from error
 
-    def _block_size(self, path: str, config: dict[str, Any], asked: int | None) -> int | None:
+    def block_size_of(self, path: str, config: dict[str, Any], asked: int | None) -> int | None:
+        """Tokens per block: those asked for, else config.json's, else the family's; None for full attention.
+
+        Raises:
+            UserInputError: There are no such blocks.
+        """
         if self.block_size is None:
             if asked is not None:
                 raise UserInputError(f"block_size {asked} given, but {path!r} is a full-attention model; leave it out")

@@ -2,7 +2,6 @@
 
 import math
 import os
-from functools import partial
 from typing import Any, get_args
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -10,6 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from stabledrl.advantages import Baseline
+from stabledrl.backbones.lora import dropout_without_gradient
 from stabledrl.callbacks.alarm import alarm
 from stabledrl.callbacks.log_once import keep_for_monitors, log_once
 from stabledrl.errors import UserInputError
@@ -19,7 +19,6 @@ from stabledrl.group_sampling import GroupSampler
 from stabledrl.module import DiffusionPolicyModule
 from stabledrl.processes import Processes, check_shares, combine_log_sums
 from stabledrl.protocols import GroupCoupledObjective
-from stabledrl.sharding import gathered_once
 from stabledrl.types import RolloutBatch
 
 
@@ -185,7 +184,7 @@ class GroupRollout(Callback):
             reference=pl_module.reference,
             rollback_count=self.rollback_count,
             processes=Processes.of_run(),
-            gathered=partial(gathered_once, device=pl_module.device),
+            gathered=pl_module.gathered,
         )
         self._rollouts, self._metrics = experience.rollouts, experience.metrics
         self._rollout_index = int(batch["rollout_index"])
@@ -216,7 +215,8 @@ class GroupRollout(Callback):
             return None
         own = own.to(device)
         likelihood, sequences = pl_module.likelihood, own.sequences
-        with pl_module.gathered() as policy:
+        step = pl_module.trainer.global_step
+        with pl_module.gathered() as policy, dropout_without_gradient(pl_module.loaded_policy, step):
             current = score(
                 likelihood,
                 policy,

@@ -12,6 +12,8 @@ from typing_extensions import override
 from stabledrl.callbacks.alarm import TrainingStoppedError, alarm
 from stabledrl.callbacks.group_rollout import GroupRollout
 from stabledrl.callbacks.log_once import log_once
+from stabledrl.callbacks.saving import save_checkpoint
+from stabledrl.checkpoints import HEALTHY_NAME
 from stabledrl.errors import UserInputError
 
 Action = Literal["warn", "stop", "rollback"]
@@ -141,8 +143,8 @@ class RewardCollapseMonitor(Callback):
         callback = trainer.checkpoint_callback
         directory = getattr(callback, "dirpath", None) or trainer.default_root_dir
         # Known before it is written, so that the state in the file names the file.
-        self._healthy = str((Path(directory) / "healthy.ckpt").absolute())
-        trainer.save_checkpoint(self._healthy)
+        self._healthy = str((Path(directory) / HEALTHY_NAME).absolute())
+        save_checkpoint(trainer, self._healthy)
 
     def _answer(self, trainer: Trainer, symptom: str) -> None:
         advice = "Try a smaller learning rate, fewer updates_per_rollout, or the StableDRL objective"
@@ -163,7 +165,7 @@ class RewardCollapseMonitor(Callback):
             raise TrainingStoppedError(f"{message}; the healthy state {path!r} is gone; stopped")
         rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in trainer.optimizers]
         checkpoint = trainer.strategy.load_checkpoint(path, weights_only=True)
-        trainer.strategy.load_model_state_dict(checkpoint)
+        trainer.strategy.load_model_state_dict(checkpoint, strict=trainer.lightning_module.strict_loading)
         trainer.strategy.load_optimizer_state_dict(checkpoint)
         for optimizer, own in zip(trainer.optimizers, rates):
             for group, rate in zip(optimizer.param_groups, own):

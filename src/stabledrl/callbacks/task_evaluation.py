@@ -7,8 +7,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
+from stabledrl.callbacks.graceful_stop import stop_requested
 from stabledrl.callbacks.log_once import keep_for_monitors, log_once
-from stabledrl.callbacks.run_checkpoint import stop_requested
 from stabledrl.errors import UserInputError
 from stabledrl.evaluation import TaskScores
 from stabledrl.module import DiffusionPolicyModule

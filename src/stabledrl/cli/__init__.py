@@ -1,4 +1,4 @@
-"""The command line: `stabledrl fit | validate | test | predict | generate | export`."""
+"""The command line: `stabledrl fit | validate | test | predict | plan | generate | export`."""
 
 import difflib
 import os
@@ -14,12 +14,13 @@ _HELP = """usage: stabledrl COMMAND [options]      (stabledrl COMMAND --help for
   validate   accuracy of a checkpoint on the held-out prompts
   test       the same, by default of the newest checkpoint of the run
   predict    complete the held-out prompts, written to disk
+  plan       memory per GPU that fit would take with the same settings; reads no weights
   generate   one prompt in, text out, from a checkpoint or a model directory
   export     write a checkpoint as a Hugging Face model directory
 
 example: stabledrl fit -c configs/quickstart.yaml"""
 _TRAINER_COMMANDS = ("fit", "validate", "test", "predict")
-_COMMANDS = (*_TRAINER_COMMANDS, "generate", "export")
+_COMMANDS = (*_TRAINER_COMMANDS, "plan", "generate", "export")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,8 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Command and options; None takes those of the process.
 
     Returns:
-        Exit code: 0, 2 for a mistake of the user (told in one line on standard error), 3 if a monitor stopped the run,
-        128 plus the signal's number if a signal ended it.
+        Exit code: 0, 1 if a planned run does not fit, 2 for a mistake of the user (told in one line on standard error),
+        3 if a monitor stopped the run, 128 plus the signal's number if a signal ended it.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # A console script does not see the working directory, where users keep their own classes.
@@ -43,11 +44,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(command, options)
     except UserInputError as error:
-        print(f"stabledrl {command}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        if _tells(command, error):
+            print(f"stabledrl {command}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"stabledrl {command}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
+
+
+def _tells(command: str, error: UserInputError) -> bool:
+    if command not in _TRAINER_COMMANDS:
+        return True
+    from stabledrl.processes import is_first_to_tell
+
+    return is_first_to_tell(error)
 
 
 def _run(command: str, options: list[str]) -> int:
@@ -57,6 +67,10 @@ def _run(command: str, options: list[str]) -> int:
 
         print(f"stabledrl {__version__}")
         return 0
+    if command == "plan":
+        from stabledrl.cli.plan import run_plan
+
+        return run_plan(options)
     if command == "generate":
         from stabledrl.cli.generate import run_generate
 

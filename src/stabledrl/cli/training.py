@@ -27,18 +27,20 @@ from stabledrl.callbacks import (
     GroupRollout,
     RewardCollapseMonitor,
     RunCheckpoint,
+    RunManifest,
     SampleTable,
     SampleWriter,
     StepProgressBar,
     TaskEvaluation,
     TrainingStoppedError,
 )
-from stabledrl.checkpoints import find_last_checkpoint, read_checkpoint
+from stabledrl.cli.checkpoint_choice import choose_checkpoint
 from stabledrl.cli.console import quiet_console
 from stabledrl.cli.parsing import OneLineTrainerParser, check_config_file, config_files, find_user_error
 from stabledrl.cli.summary import RunSummary
 from stabledrl.errors import UserInputError
 from stabledrl.module import DiffusionPolicyModule
+from stabledrl.processes import ProcessFailedError, is_first_to_tell
 
 _SECTIONS: dict[str, type[Callback]] = {
     "rollout": GroupRollout,
@@ -57,19 +59,21 @@ class TrainingCLI(LightningCLI):
 
     @override
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument(
-            "--run_name", type=str, default="run", help="Names the folders below logs/ and checkpoints/."
-        )
-        parser.add_argument(
-            "--num_threads",
-            type=int | None,
-            default=None,
-            help="Threads of CPU operations; null leaves torch's choice.",
-        )
+        names = "Names the folders below logs/ and checkpoints/."
+        threads = "Threads of CPU operations; null leaves torch's choice."
+        parser.add_argument("--run_name", type=str, default="run", help=names)
+        parser.add_argument("--num_threads", type=int | None, default=None, help=threads)
         for name, callback in _SECTIONS.items():
             parser.add_lightning_class_args(callback, name)
         parser.link_arguments("rollout.updates_per_rollout", "data.init_args.updates_per_rollout")
         parser.link_arguments("trainer.accumulate_grad_batches", "data.init_args.micro_batches")
+
+    @override
+    def _set_seed(self) -> None:
+        seed = self.config[self.subcommand].seed_everything  # or True, False: a random one, none
+        if not isinstance(seed, bool | None) and not 0 <= seed < 2**32:
+            raise UserInputError(f"seed_everything {seed} must lie between 0 and {2**32 - 1}")
+        super()._set_seed()
 
     @override
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -98,33 +102,16 @@ class TrainingCLI(LightningCLI):
             raise UserInputError(f"run_name {config.run_name!r} must be a plain folder name")
         if self._root().exists() and not self._root().is_dir():
             raise UserInputError(f"trainer.default_root_dir {str(self._root())!r} is no directory")
-        config.ckpt_path = self._checkpoint(config.ckpt_path, self._root() / "checkpoints" / config.run_name)
+        checkpoints = self._root() / "checkpoints" / config.run_name
+        config.ckpt_path = choose_checkpoint(config.ckpt_path, checkpoints, training=self.subcommand == "fit")
         if self.subcommand == "predict":
             config.return_predictions = False  # They are written to disk; nobody takes what a command returns.
         policy = config.model.get("init_args", {}).get("policy") if config.model else None
         if isinstance(policy, str):
-            find_backbone(policy)
+            find_backbone(policy, config.model.init_args.get("revision"))
 
     def _root(self) -> Path:
         return Path(self.config[self.subcommand].trainer.default_root_dir or ".")
-
-    def _checkpoint(self, path: str | None, directory: Path) -> str | None:
-        """`last` and, outside of training, nothing stand for the newest checkpoint; `initial` for none."""
-        if path == "initial" or (path is None and self.subcommand == "fit"):
-            return None
-        if path in (None, "last"):
-            found = find_last_checkpoint(directory)
-            if found is None:
-                raise UserInputError(
-                    f"no last.ckpt below {str(directory)!r}; name one with --ckpt_path, or --ckpt_path initial for the "
-                    f"model that training starts from"
-                )
-            path = str(found)
-        elif not Path(str(path)).is_file():
-            raise UserInputError(f"no checkpoint at {path!r}; expected a .ckpt file, last or initial")
-        read_checkpoint(str(path))
-        rank_zero_only(print)(f"checkpoint: {path}")
-        return path
 
     @override
     def instantiate_classes(self) -> None:
@@ -141,7 +128,7 @@ class TrainingCLI(LightningCLI):
         if config.get("enable_checkpointing") is False or config.get("fast_dev_run"):
             callbacks = [callback for callback in callbacks if not isinstance(callback, RunCheckpoint)]
         self._place_outputs(config, callbacks)
-        callbacks += [RunSummary(), Dashboard(), GracefulStop(), SampleWriter()]
+        callbacks += [RunSummary(), RunManifest(self._configuration()), Dashboard(), GracefulStop(), SampleWriter()]
         if config.get("enable_progress_bar") is not False:
             callbacks.append(StepProgressBar())
         try:
@@ -149,6 +136,12 @@ class TrainingCLI(LightningCLI):
         except (ValueError, TypeError, MisconfigurationException) as error:
             # The trainer's arguments are all the user's.
             raise UserInputError(f"trainer: {error}") from error
+
+    def _configuration(self) -> str:
+        """All settings as text; without where to resume from, so that a resumed run has the same ones."""
+        settings = self.config[self.subcommand].clone()
+        settings.ckpt_path = None
+        return str(self._parser(self.subcommand).dump(settings, skip_unset=False))
 
     def _place_outputs(self, config: dict[str, Any], callbacks: list[Callback]) -> None:
         """Numbers the run. Left out of the saved configuration, so that a run repeated from it gets its own number."""
@@ -186,15 +179,24 @@ def run_training(command: str, options: list[str]) -> int:
     Returns:
         The exit code, see `stabledrl.cli.main`.
     """
-    _import_extension_points()
+    import_extension_points()
     try:
         with quiet_console():
             cli = _train(command, options)
     except TrainingStoppedError as stop:
-        print(f"stabledrl {command}: stopped: {stop}", file=sys.stderr)
+        if is_first_to_tell(stop):
+            print(f"stabledrl {command}: stopped: {stop}", file=sys.stderr)
         return 3
     except MisconfigurationException as error:
         raise UserInputError(str(error)) from error
+    except UserInputError:
+        raise
+    except Exception as error:
+        # One traceback, of the process where it happened if one alone failed.
+        elsewhere = isinstance(error, ProcessFailedError) and error.__cause__ is None
+        if elsewhere or not is_first_to_tell(error):
+            return 1
+        raise
     except SystemExit as end:
         # Lightning ends an interrupted trainer with exit code 1 or none.
         if isinstance(end.__context__, KeyboardInterrupt):
@@ -229,7 +231,7 @@ def _train(command: str, options: list[str]) -> TrainingCLI:
     )
 
 
-def _import_extension_points() -> None:
+def import_extension_points() -> None:
     """Imports every module of the extension packages: a class is known by its short name once it is imported."""
     for name in ("backbones", "samplers", "likelihoods", "objectives", "rewards", "data", "callbacks"):
         package = importlib.import_module(f"{stabledrl.__name__}.{name}")

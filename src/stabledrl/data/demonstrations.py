@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from stabledrl.data.encoding import encode_prompt, encode_text, special_ids
 from stabledrl.errors import UserInputError
+from stabledrl.processes import Processes
 from stabledrl.protocols import Task
 from stabledrl.randomness import Purpose, row_keys, uniforms
 from stabledrl.types import Vocabulary
@@ -21,10 +22,12 @@ class DemonstrationDataModule(LightningDataModule):
     From `weak_from_step` on, a share of the rows shows the task's `weak_completion` instead: a teacher that is often
     wrong. It makes a start for reinforcement learning that knows more than it shows.
 
+    Several processes share every batch evenly; what is trained does not depend on their number.
+
     Args:
         task: A task whose rows have a `completion`.
         completion_length: Tokens of a completion, padded with the mask token after the end token.
-        batch_size: Demonstrations per step.
+        batch_size: Demonstrations per step, of all processes together.
         weak_from_step: First step with weak demonstrations; None shows none.
         weak_share: Share of weak demonstrations from then on.
         seed: Seed of the order.
@@ -64,6 +67,15 @@ class DemonstrationDataModule(LightningDataModule):
         self.seed = seed
 
     @override
+    def setup(self, stage: str) -> None:
+        """Checks that the batch goes round, before the model is loaded."""
+        count = Processes.of_run().count
+        if self.batch_size % count:
+            raise UserInputError(
+                f"batch_size {self.batch_size} cannot be shared evenly by {count} processes; use a multiple of {count}"
+            )
+
+    @override
     def train_dataloader(self) -> "DemonstrationLoader":
         module: Any = self.trainer.lightning_module  # type: ignore[union-attr]
         rows = self.task.rows("train")
@@ -76,7 +88,8 @@ class DemonstrationDataModule(LightningDataModule):
             column: encode_demonstrations(rows, column, module.tokenizer, module.vocabulary, self.completion_length)
             for column in columns
         }
-        return DemonstrationLoader(encoded, self.batch_size, self.seed, self.weak_from_step, self.weak_share)
+        own = Processes.of_run().share(self.batch_size)
+        return DemonstrationLoader(encoded, self.batch_size, self.seed, self.weak_from_step, self.weak_share, own)
 
 
 def encode_demonstrations(
@@ -124,10 +137,11 @@ class DemonstrationLoader:
 
     Args:
         encoded: Tensors of `encode_demonstrations` under `completion` and, where used, `weak_completion`.
-        batch_size: Rows per batch.
+        batch_size: Rows per batch, of all processes together.
         seed: Seed of the order.
         weak_from_step: First batch with weak demonstrations; None for none.
         weak_share: Their share from then on.
+        own: This process's rows of each batch; by default all.
     """
 
     def __init__(
@@ -137,12 +151,14 @@ class DemonstrationLoader:
         seed: int,
         weak_from_step: int | None,
         weak_share: float,
+        own: slice = slice(None),
     ) -> None:
         self._encoded = encoded
         self._batch_size = batch_size
         self._seed = seed
         self._weak_from_step = weak_from_step
         self._weak_share = weak_share
+        self._own = own
         self._step = 0
 
     def __len__(self) -> int:
@@ -156,7 +172,7 @@ class DemonstrationLoader:
 
     def _batch(self, step: int) -> dict[str, Tensor]:
         strong = self._encoded["completion"]
-        index = torch.arange(self._batch_size)
+        index = torch.arange(self._batch_size)[self._own]
         keys = row_keys(self._seed, step, torch.zeros_like(index), index)
         draws = uniforms(keys, Purpose.DEMONSTRATION, 0, 2)
         rows = (draws[:, 0] * len(strong["token_ids"])).long()

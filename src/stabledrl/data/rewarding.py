@@ -1,5 +1,6 @@
 """Default rewards of a task, or the user's own."""
 
+import math
 from collections.abc import Sequence
 
 from stabledrl.errors import UserInputError
@@ -20,7 +21,7 @@ def resolve_rewards(
         Rewards and weights, equally many.
 
     Raises:
-        UserInputError: There is no reward, or the numbers differ.
+        UserInputError: There is no reward, the numbers differ, or a weight is not finite.
     """
     chosen = [default] if rewards is None else list(rewards)
     factors = [1.0] * len(chosen) if weights is None else list(weights)
@@ -28,4 +29,6 @@ def resolve_rewards(
         raise UserInputError("rewards is empty: a task needs at least one")
     if len(chosen) != len(factors):
         raise UserInputError(f"reward_weights has {len(factors)} entries for {len(chosen)} rewards")
+    if wrong := [factor for factor in factors if not math.isfinite(factor)]:
+        raise UserInputError(f"reward_weights holds {wrong[0]}; every weight must be a finite number")
     return chosen, factors

@@ -1,11 +1,14 @@
 """Monte-Carlo estimates of the evidence lower bound of a masked diffusion language model."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from stabledrl.chunked_cross_entropy import chosen_log_probs
 from stabledrl.likelihoods.eubo import Reduction, eubo
 from stabledrl.likelihoods.mask_laws import MASK_LAWS, Masking, check_mask_law
 from stabledrl.likelihoods.settings import check_settings, mask_step, provided
@@ -43,8 +46,9 @@ def elbo(token_shares: Tensor, lengths: Tensor, reduction: Reduction) -> Tensor:
     return total / lengths if reduction == "length_normalized" else total
 
 
-def estimate_from_logits(
-    logits: Tensor,
+def estimate(
+    forward: Denoiser,
+    inputs: Mapping[str, Any],
     scored: Tensor,
     sequences: Sequences,
     corruption: Corruption,
@@ -53,23 +57,25 @@ def estimate_from_logits(
     eubo_beta: float | None,
     keep_logits: bool,
 ) -> LikelihoodEstimate:
-    """Makes the estimate from the logits of the scored tokens.
+    """Makes the estimate from a forward pass over corrupted sequences.
 
     Args:
-        logits: (M, V) at the scored positions in row-major order, any precision.
+        forward: The policy.
+        inputs: Arguments of the pass; `keep` is boolean, its True positions in the order of those of `scored`.
         scored: (N, K, C) bool.
         sequences: N rows.
         corruption: Their corruptions.
         reduction: `length_normalized` or `sum`.
         eubo_beta: Exponent of the EUBO; None leaves it out.
-        keep_logits: Hand out the logits.
+        keep_logits: Have the pass return logits, and hand them out. Without, they are never held all at once.
 
     Returns:
         The estimate, in float32.
     """
-    logits, lengths, weight = logits.float(), sequences.lengths, corruption.weight
+    lengths, weight = sequences.lengths, corruption.weight
     targets = sequences.completion_ids[:, None].expand_as(scored)[scored]
-    chosen = logits.log_softmax(dim=-1).gather(1, targets[:, None])[:, 0]
+    logits = forward(**inputs).float() if keep_logits else None
+    chosen = forward(**inputs, targets=targets) if logits is None else chosen_log_probs(logits, targets)
     token_log_probs = chosen.new_zeros(scored.shape).masked_scatter(scored, chosen)
     shares = token_elbo(token_log_probs, scored, weight)
     return LikelihoodEstimate(
@@ -80,7 +86,7 @@ def estimate_from_logits(
         eubo=None
         if eubo_beta is None
         else eubo(token_log_probs, scored, weight, lengths, beta=eubo_beta, reduction=reduction),
-        logits=logits if keep_logits else None,
+        logits=logits,
     )
 
 
@@ -145,13 +151,14 @@ class MonteCarloElbo(LikelihoodEstimator):
         corrupted = sequences.token_ids[:, None].masked_fill(corruption.masked, vocabulary.mask_token_id)
         scored = corruption.scored(sequences)
         keep = torch.cat([torch.zeros_like(corruption.masked[:, :, :prompt_length]), scored], dim=2)
-        logits = forward(
-            corrupted.flatten(0, 1),
-            sequences.attention_mask.repeat_interleave(draws, dim=0),
-            keep=keep.flatten(0, 1),
-        )
-        return estimate_from_logits(
-            logits,
+        inputs = {
+            "token_ids": corrupted.flatten(0, 1),
+            "attention_mask": sequences.attention_mask.repeat_interleave(draws, dim=0),
+            "keep": keep.flatten(0, 1),
+        }
+        return estimate(
+            forward,
+            inputs,
             scored,
             sequences,
             corruption,

@@ -12,7 +12,7 @@ from stabledrl.diffusion import masking
 from stabledrl.diffusion.block_grid import BlockGrid, columns_of_blocks
 from stabledrl.diffusion.staircase import FLEX_TILE, staircase_block_mask, staircase_mask
 from stabledrl.errors import UserInputError
-from stabledrl.likelihoods.elbo import estimate_from_logits
+from stabledrl.likelihoods.elbo import estimate
 from stabledrl.likelihoods.eubo import Reduction
 from stabledrl.likelihoods.settings import check_settings, mask_step, provided
 from stabledrl.protocols import Denoiser, LikelihoodEstimator, Need
@@ -107,9 +107,9 @@ class StaircaseElbo(LikelihoodEstimator):
         self, forward: Denoiser, sequences: Sequences, corruption: Corruption, *, vocabulary: Vocabulary
     ) -> LikelihoodEstimate:
         scored = corruption.scored(sequences)
-        logits = forward(**self._one_pass(sequences, corruption.masked, scored, vocabulary.mask_token_id))
-        return estimate_from_logits(
-            logits,
+        return estimate(
+            forward,
+            self._one_pass(sequences, corruption.masked, scored, vocabulary.mask_token_id),
             scored,
             sequences,
             corruption,

@@ -110,7 +110,7 @@ def grade_each(
             verdicts.append(grade(completion, **row))
         except UserInputError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RewardError.of(name, error, f"sample {index}", completion) from error
     return verdicts
 

@@ -112,7 +112,7 @@ def _call_all(
         for reward, name in zip(rewards, names):
             try:
                 results.append(call(reward))
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # a reward that calls exit() must not end the run in silence
                 _fail(error, name, completions)
     except BaseException:
         for result in filter(inspect.iscoroutine, results):

@@ -30,13 +30,12 @@ def transfer(confidence: Tensor, masked: Tensor | None, count: int) -> Tensor:
         (N, M) bool. Of equal confidences the lower position comes first.
     """
     size = confidence.shape[1]
-    confidence = confidence.float()
-    if masked is not None:
-        confidence = torch.where(masked, confidence, -1.0)
     # Floats that are not negative are ordered as their bits are. With the position appended no two keys are equal, so
-    # the answer does not depend on how a device's top-k treats ties.
+    # the answer does not depend on how a device's top-k treats ties. A position that is not masked has key 0.
     places = torch.arange(size, 0, -1, device=confidence.device)
-    keys = torch.add(places, confidence.view(torch.int32), alpha=size)
+    keys = torch.add(places, confidence.float().view(torch.int32), alpha=size)
+    if masked is not None:
+        keys.mul_(masked)
     chosen = torch.zeros_like(confidence, dtype=torch.bool)
     chosen.scatter_(1, keys.topk(count, dim=1, sorted=False).indices, True)
     return chosen if masked is None else chosen.logical_and_(masked)
