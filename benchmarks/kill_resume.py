@@ -90,7 +90,7 @@ def study(kills: int, seed: int, directory: Path, steps: int = STEPS) -> Result:
             _forget_parts(place)
             fresh += find_last_checkpoint(place) is None
         live(place, steps)
-        different += not _same(_state(place), expected)
+        different += not same(_state(place), expected)
     return Result(
         steps=steps,
         kills=len(moments),
@@ -158,14 +158,18 @@ def _state(place: Path) -> dict[str, Any]:
     return {**{name: checkpoint[name] for name in names}, "rollout": rollout}
 
 
-def _same(first: Any, second: Any) -> bool:
+def same(first: Any, second: Any) -> bool:
     """Equality of every bit."""
     if isinstance(first, torch.Tensor):
         return isinstance(second, torch.Tensor) and torch.equal(first, second)
     if isinstance(first, Mapping):
-        return first.keys() == second.keys() and all(_same(first[name], second[name]) for name in first)
+        return (
+            isinstance(second, Mapping)
+            and first.keys() == second.keys()
+            and all(same(first[name], second[name]) for name in first)
+        )
     if isinstance(first, list | tuple):
-        return len(first) == len(second) and all(map(_same, first, second))
+        return isinstance(second, list | tuple) and len(first) == len(second) and all(map(same, first, second))
     return bool(first == second)
 
 

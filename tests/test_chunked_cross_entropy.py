@@ -159,3 +159,16 @@ def test_no_more_logits_are_held_than_a_chunk() -> None:
         value_and_gradients(lambda *given: token_log_probs(*given, chunk=1000), parts)
     assert whole.size == ROWS * VOCABULARY
     assert chunked.size == VOCABULARY * WIDTH  # the gradient of the weights
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gpu_gives_the_same_in_either_precision(dtype: torch.dtype) -> None:
+    cpu = problem(dtype)
+    expected = value_and_gradients(plain, cpu)
+    on_gpu: Parts = (cpu[0].cuda(), cpu[1].cuda(), None, cpu[3].cuda())
+    found = value_and_gradients(lambda *given: token_log_probs(*given, chunk=1000), on_gpu)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.05
+    for own, other in zip(found, expected):
+        torch.testing.assert_close(own.cpu(), other, atol=tolerance, rtol=tolerance)

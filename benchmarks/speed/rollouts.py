@@ -85,12 +85,12 @@ def r2(*, rows: int = 8, prompt: int = 36, completion: int = 64, steps: int = 32
 
 
 def r5(
-    *, rows: int = 4, prompt: int = 64, completion: int = 256, steps_per_block: tuple[int, int] = (2, 16)
+    *, rows: int = 8, prompt: int = 64, completion: int = 256, steps_per_block: tuple[int, int] = (2, 16)
 ) -> list[Comparison]:
     """A block-causal model on its cache against the loop over the whole sequence. Prompts are whole blocks."""
     found = []
     for block_size, steps, gate, goal in ((4, steps_per_block[0], 8.0, 12.0), (32, steps_per_block[1], 6.0, 8.0)):
-        policy = make_policy(layers=2, block_size=block_size, ends=False)
+        policy = make_policy(layers=1, block_size=block_size, ends=False)
         sampler = BlockDiffusionSampler(completion, block_size, steps * completion // block_size)
         prompts = make_prompts(policy, rows, prompt)
         case = f"blocks of {block_size}, {steps} steps each"

@@ -42,14 +42,15 @@ def u1(*, group_size: int = 4, prompt: int = 36, completion: int = 64, steps: in
         completions = sampler(
             forward, repeated, mask, vocabulary=policy.vocabulary, row_keys=keys, temperature=TEMPERATURE
         )
-        return _update(trained, repeated, keys, completions, whole_logits=False)
+        return completions, update_policy(trained, repeated, keys, completions, groups=GROUPS)
 
     def baseline(draw: plain.Draw) -> tuple[Completions, list[Tensor]]:
         trained = copy.deepcopy(policy)
         sizes = {"completion_length": completion, "block_size": completion // 8, "denoising_steps": steps}
         forward = EndingAt(policy=trained, ends=ends)
         completions = plain.decode(forward, repeated, policy.vocabulary, draw, **sizes)
-        return _update(trained, repeated, keys, completions, whole_logits=True)
+        weights = update_policy(trained, repeated, keys, completions, groups=GROUPS, whole_logits=True)
+        return completions, weights
 
     def check() -> None:
         own, other = ours(), baseline(plain.inverse_cdf_draw(keys, prompt, TEMPERATURE))
@@ -66,25 +67,26 @@ def u1(*, group_size: int = 4, prompt: int = 36, completion: int = 64, steps: in
     return [Comparison(id="U1", case=case, ours=ours, baseline=plainly, check=check, gate=1.5, rounds=2)]
 
 
-def _update(
-    policy: Policy, prompts: Tensor, keys: Tensor, completions: Completions, *, whole_logits: bool
-) -> tuple[Completions, list[Tensor]]:
-    """Rewards completions for even tokens and updates the policy; returns the weights."""
+def update_policy(
+    policy: Policy, prompts: Tensor, keys: Tensor, completions: Completions, *, groups: int, whole_logits: bool = False
+) -> list[Tensor]:
+    """Rewards completions for even tokens, scores them and updates the policy in place; returns its weights."""
     sequences = Sequences.join(prompts, torch.ones_like(prompts, dtype=torch.bool), completions, keys)
     even = (completions.token_ids % 2 == 0) & completions.completion_mask
     rewards = even.sum(dim=1) / completions.completion_mask.sum(dim=1)
-    groups, graded = torch.arange(GROUPS).repeat_interleave(len(prompts) // GROUPS), torch.ones_like(rewards).bool()
+    group_index = torch.arange(groups).repeat_interleave(len(prompts) // groups)
+    graded = torch.ones_like(rewards, dtype=torch.bool)
     estimate = _plain_estimate if whole_logits else _estimate
     with torch.no_grad():
         old = estimate(policy, sequences, MEASURE.corrupt(sequences, update=None))
     rollouts = RolloutBatch(
         sequences=sequences,
-        group_index=groups,
+        group_index=group_index,
         rewards=rewards,
         graded=graded,
-        advantages=group_advantages(rewards, graded, groups, GROUPS, baseline="standardize"),
+        advantages=group_advantages(rewards, graded, group_index, groups, baseline="standardize"),
         old=old,
-        totals=UpdateTotals(rows=len(rewards), groups=GROUPS, tokens=int(sequences.lengths.sum())),
+        totals=UpdateTotals(rows=len(rewards), groups=groups, tokens=int(sequences.lengths.sum())),
     )
     optimizer, objective = torch.optim.SGD(policy.parameters(), lr=0.1), StableDRL(surrogate="elbo")
     for update in range(UPDATES):
@@ -92,7 +94,7 @@ def _update(
         optimizer.zero_grad()
         objective(current, rollouts).loss.backward()
         optimizer.step()
-    return completions, [weight.detach() for weight in policy.parameters()]
+    return [weight.detach() for weight in policy.parameters()]
 
 
 def _estimate(policy: Policy, sequences: Sequences, corruption: Corruption) -> LikelihoodEstimate:

@@ -50,7 +50,7 @@ def test_it_lies_beside_logs_and_checkpoints_and_names_what_was_resumed_from(tmp
     assert found["resumed_from"] == str(last)
 
 
-class Table(Digits):
+class RevisedDigits(Digits):
     """From a data set, of which one cell may change."""
 
     def __init__(self, gold: str = "0") -> None:
@@ -65,7 +65,7 @@ class Table(Digits):
 
 def test_it_tells_data_apart_by_source_revision_and_every_cell(tmp_path: Path) -> None:
     first, again, other = (
-        manifest(tmp_path / name, tasks=[Table(gold)])["data"]["digits"]
+        manifest(tmp_path / name, tasks=[RevisedDigits(gold)])["data"]["digits"]
         for name, gold in (("a", "0"), ("b", "0"), ("c", "9"))
     )
     assert first["train"]["sources"] == [{"path": "someone/digits", "split": "train", "revision": "abc123"}]

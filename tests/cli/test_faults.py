@@ -49,8 +49,8 @@ def test_a_mistake_that_all_processes_see_is_told_by_the_first_of_a_node(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "failing"), [("1", 1), ("01", 0)])
-def test_a_failure_has_one_traceback_that_of_the_process_that_failed(ranks: str, failing: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", ["1", "01"])
+def test_a_failure_has_one_traceback_of_a_process_that_failed(ranks: str, tmp_path: Path) -> None:
     write(tmp_path, "own_raises.py", RAISES.format(ranks))
     task = "{class_path: Sudoku, init_args: {train_size: 20, evaluation_size: 8, rewards: [own_raises.raises]}}"
     more = write(tmp_path, "more.yaml", f"data: {{init_args: {{tasks: [{task}]}}}}\nevaluation: {{at_start: false}}")
@@ -59,6 +59,7 @@ def test_a_failure_has_one_traceback_that_of_the_process_that_failed(ranks: str,
     finished = together(command, environments(2), cwd=tmp_path, timeout=300)
     errors = [process.stderr for process in finished]
     assert [process.returncode for process in finished] == [1, 1], errors
-    assert ["Traceback" in error for error in errors] == [failing == 0, failing == 1], errors
-    assert "LookupError: nobody there" in errors[failing]
-    assert f"process {failing} of 2, rollout 0" in errors[failing]
+    (telling,) = [str(rank) for rank, error in enumerate(errors) if "Traceback (most recent call last)" in error]
+    assert telling in ranks
+    assert "LookupError: nobody there" in errors[int(telling)]
+    assert f"process {ranks[0]} of 2, rollout 0" in errors[int(telling)]

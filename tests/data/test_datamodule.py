@@ -5,6 +5,7 @@ import pytest
 from jsonargparse import ArgumentParser
 from lightning.pytorch.callbacks import ModelCheckpoint
 from tests.data.recorder import END, MASK, Recorder, length_reward, make_data, make_trainer
+from tests.training import Digits, tiny_module, tiny_policy, train
 from transformers import PreTrainedTokenizerFast
 
 from stabledrl.data import PromptDataModule, Sudoku
@@ -169,3 +170,29 @@ def test_tasks_and_rewards_are_configured_by_name_or_import_path(monkeypatch: py
     assert isinstance(grader, SudokuGrid)
     assert grader.answer_format == "bare"
     assert function is length_reward
+
+
+@pytest.mark.parametrize(("length", "fits"), [(4, True), (3, False)])
+def test_a_prompt_and_its_completion_fit_the_models_context_or_are_refused(length: int, fits: bool) -> None:
+    """Two tokens of prompt, four of completion."""
+    module = tiny_module(policy=tiny_policy(max_length=length + 2))
+    if fits:
+        assert train(module, steps=1).global_step == 1
+    else:
+        with pytest.raises(
+            UserInputError, match=r"prompt of 2 tokens and completion_length 4 do not fit .* context of 5"
+        ):
+            train(module, steps=1)
+
+
+def test_prompts_that_do_not_fit_the_context_can_be_dropped() -> None:
+    class Ragged(Digits):
+        def rows(self, split: Split) -> list[dict[str, Any]]:
+            return [{**row, "prompt": row["prompt"] * (1 + index % 2)} for index, row in enumerate(super().rows(split))]
+
+    options: dict[str, Any] = {"steps": 1, "tasks": [Ragged()]}
+    with pytest.raises(UserInputError, match="max_prompt_length 3 drops those"):
+        train(tiny_module(policy=tiny_policy(max_length=7)), **options)
+    with pytest.warns(UserWarning, match="4 of 8 prompts dropped"):
+        trainer = train(tiny_module(policy=tiny_policy(max_length=7)), data={"max_prompt_length": 3}, **options)
+    assert trainer.global_step == 1

@@ -60,13 +60,13 @@ def refused(train: Train, directory: Path, checkpoint: str) -> str:
 
 
 def full_disk(train: Train, directory: Path, full: str) -> str:
-    """One process can write no more from the fourth update on; the third is saved."""
+    """One process can write no large file from the fourth update on; the third is saved."""
     half(train, directory)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fill(trainer: Any, module: Any) -> None:
         if rank() == int(full):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
 
     try:
         train(directory, Once(fill, 3), resume=directory / "last.ckpt", **SCENARIOS["split groups"])

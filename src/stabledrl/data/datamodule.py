@@ -123,7 +123,21 @@ class PromptDataModule(LightningDataModule):
                 left_out=self._left_out.get(task.name, ()) if split == "train" else (),
             )
             first_id += len(rows)
+        self._check_context(encoded)
         return encoded
+
+    def _check_context(self, encoded: list[EncodedPrompt]) -> None:
+        module = self._module()
+        if getattr(module, "policy", None) is None or not hasattr(module, "sampler"):
+            return
+        context = getattr(module.policy.model.config, "max_position_embeddings", None)
+        longest, completion = max(encoded, key=lambda one: len(one.token_ids)), module.sampler.completion_length
+        tokens = len(longest.token_ids)
+        if context is not None and tokens + completion > context:
+            raise UserInputError(
+                f"task {longest.task!r}: a prompt of {tokens} tokens and completion_length {completion} do not fit the "
+                f"model's context of {context}; max_prompt_length {context - completion} drops those that are longer"
+            )
 
     @override
     def train_dataloader(self) -> PromptLoader:

@@ -1,5 +1,7 @@
 """Which masked positions a denoising step decides, and how many."""
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -32,10 +34,15 @@ def transfer(confidence: Tensor, masked: Tensor | None, count: int) -> Tensor:
     size = confidence.shape[1]
     # Floats that are not negative are ordered as their bits are. With the position appended no two keys are equal, so
     # the answer does not depend on how a device's top-k treats ties. A position that is not masked has key 0.
-    places = torch.arange(size, 0, -1, device=confidence.device)
-    keys = torch.add(places, confidence.float().view(torch.int32), alpha=size)
+    keys = torch.add(_places(size, confidence.device), confidence.float().view(torch.int32), alpha=size)
     if masked is not None:
         keys.mul_(masked)
     chosen = torch.zeros_like(confidence, dtype=torch.bool)
     chosen.scatter_(1, keys.topk(count, dim=1, sorted=False).indices, True)
     return chosen if masked is None else chosen.logical_and_(masked)
+
+
+@cache
+def _places(size: int, device: torch.device) -> Tensor:
+    """(size,) int64 from size down to 1; kept, because making it is a tenth of a selection."""
+    return torch.arange(size, 0, -1, device=device)
