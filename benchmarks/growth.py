@@ -113,12 +113,15 @@ def figure(points: list[Point], path: str) -> None:
     drawing, axes = plt.subplots(2, len(slopes), figsize=(9, 5), layout="constrained", squeeze=False)
     for column, sweep in enumerate(slopes):
         own = [point for point in points if point.sweep == sweep]
+        sizes = [point.value for point in own]
         for name, unit in MEASURED.items():
             axis = axes[int(name.endswith("bytes")), column]
             scale = 1e-6 if name.endswith("bytes") else 1.0
             label = f"{name.partition('_')[0]}, exponent {slopes[sweep][name]:.2f}"
             values = [scale * getattr(point, name) for point in own]
-            axis.loglog([point.value for point in own], values, marker="o", markersize=3, label=label)
+            axis.loglog(sizes, values, marker="o", markersize=3, label=label)
+            axis.set_xticks(sizes, [f"{size // 1024}k" if size >= 1024 else str(size) for size in sizes], minor=False)
+            axis.set_xticks([], minor=True)
             axis.set_xlabel(sweep.replace("_", " "))
             axis.set_ylabel(unit if column == 0 else "")
             axis.legend(fontsize=7)

@@ -49,7 +49,9 @@ def numeric_gradient(policy: TokenPolicy, batch: RolloutBatch, objective: TraceR
 
 
 @pytest.mark.parametrize(
-    "objective", [TraceRL(), TraceRL(0.1, 0.25, 0.5), TraceRL(None, None, 0.0), TraceRL(kl_old=0.0)], ids=str
+    "objective",
+    [TraceRL(), TraceRL(0.1, 0.25, 0.5), TraceRL(None, None, 0.0), TraceRL(kl_old=0.0)],
+    ids=["published", "other bounds", "no bounds", "no KL"],
 )
 @pytest.mark.parametrize("spread", [0.0, 0.1, 0.5, 4.0])
 def test_loss_and_gradient_match_the_loops_over_completions_and_tokens(objective: TraceRL, spread: float) -> None:
