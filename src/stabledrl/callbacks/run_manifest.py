@@ -47,16 +47,10 @@ class RunManifest(Callback):
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         places = [trainer.log_dir, getattr(trainer.checkpoint_callback, "dirpath", None)]  # asked by all processes
+        text = json.dumps(self.describe(trainer), indent=1, sort_keys=True) if trainer.is_global_zero else None
         for place in dict.fromkeys(str(Path(place).absolute()) for place in places if place is not None):
             path = Path(place) / NAME
-            write_together(str(path), partial(self._write, path, trainer))
-
-    def _write(self, path: Path, trainer: Trainer) -> None:
-        if not trainer.is_global_zero:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(path) as unfinished:
-            unfinished.write_text(json.dumps(self.describe(trainer), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+            write_together(str(path), partial(_write, path, text))
 
     def describe(self, trainer: Trainer) -> dict[str, Any]:
         """The content of the file."""
@@ -79,6 +73,14 @@ class RunManifest(Callback):
             "packages": {own.name: own.version for own in importlib.metadata.distributions() if own.name},
             "data": {task.name: _describe_data(task) for task in _tasks(trainer)},
         }
+
+
+def _write(path: Path, text: str | None) -> None:
+    if text is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(path) as unfinished:
+        unfinished.write_text(f"{text}\n", encoding="utf-8")
 
 
 def git_state(directory: Path) -> dict[str, Any] | None:
