@@ -1,14 +1,9 @@
 """diffu-GRPO: GRPO with one ratio per token of a mean-field likelihood (d1, arXiv 2504.12216)."""
 
-from torch import Tensor
-
-from stabledrl.objectives.importance import check_eps
-from stabledrl.objectives.token_ratio import token_ratio_metrics, token_surrogate
-from stabledrl.protocols import Need, Objective
-from stabledrl.types import LikelihoodEstimate, ObjectiveOutput, RolloutBatch
+from stabledrl.objectives.token_ratio import TokenRatioObjective
 
 
-class DiffuGRPO(Objective):
+class DiffuGRPO(TokenRatioObjective):
     """The clipped policy-gradient loss of d1 (arXiv 2504.12216, "d1: Scaling Reasoning in Diffusion Large Language
     Models via Reinforcement Learning"), with one ratio per token:
 
@@ -39,27 +34,5 @@ class DiffuGRPO(Objective):
         UserInputError: A value is not greater than 0.
     """
 
-    needs: frozenset[Need] = frozenset({"elbo", "shared_masks"})
-    uses_ratio = True
-
     def __init__(self, eps_low: float | None = 0.5, eps_high: float | None = 0.5) -> None:
-        check_eps(eps_low, eps_high)
-        self.eps_low = eps_low
-        self.eps_high = eps_high
-
-    def __call__(
-        self, current: LikelihoodEstimate, rollouts: RolloutBatch, *, group_log_normalizer: Tensor | None = None
-    ) -> ObjectiveOutput:
-        """Computes the batch's share of the update's loss.
-
-        Args:
-            current: Estimate under the policy being trained, with gradient.
-            rollouts: The same rows' rollouts.
-            group_log_normalizer: Has no effect, rows do not depend on each other.
-
-        Returns:
-            Loss and the metrics of `token_ratio_metrics`.
-        """
-        gain = token_surrogate(current, rollouts, self.eps_low, self.eps_high)
-        metrics = token_ratio_metrics(current, rollouts, self.eps_low, self.eps_high)
-        return ObjectiveOutput(loss=-gain.sum() / rollouts.totals.tokens, metrics=metrics)
+        super().__init__(eps_low, eps_high)

@@ -1,14 +1,9 @@
 """ESPO: a clipped ratio of whole sequences per token of their length (arXiv 2512.03759)."""
 
-from torch import Tensor
-
-from stabledrl.objectives.importance import check_eps, ratio_metrics
-from stabledrl.objectives.sequence_ratio import length_normalized_log_ratio, sequence_surrogate
-from stabledrl.protocols import Need, Objective
-from stabledrl.types import LikelihoodEstimate, ObjectiveOutput, RolloutBatch
+from stabledrl.objectives.sequence_ratio import SequenceRatioObjective
 
 
-class ESPO(Objective):
+class ESPO(SequenceRatioObjective):
     """The loss of ESPO (arXiv 2512.03759, "Principled RL for Diffusion LLMs Emerges from a Sequence-Level
     Perspective"), where a completion is one action:
 
@@ -37,28 +32,5 @@ class ESPO(Objective):
         UserInputError: A value is not greater than 0.
     """
 
-    needs: frozenset[Need] = frozenset({"elbo"})
-    uses_ratio = True
-
     def __init__(self, eps_low: float | None = 0.2, eps_high: float | None = 0.2) -> None:
-        check_eps(eps_low, eps_high)
-        self.eps_low = eps_low
-        self.eps_high = eps_high
-
-    def __call__(
-        self, current: LikelihoodEstimate, rollouts: RolloutBatch, *, group_log_normalizer: Tensor | None = None
-    ) -> ObjectiveOutput:
-        """Computes the batch's share of the update's loss.
-
-        Args:
-            current: Estimate under the policy being trained, with gradient.
-            rollouts: The same rows' rollouts.
-            group_log_normalizer: Has no effect, rows do not depend on each other.
-
-        Returns:
-            Loss and the metrics of `ratio_metrics`, of the ratios as above.
-        """
-        log_ratio = length_normalized_log_ratio(current, rollouts)
-        gain = sequence_surrogate(log_ratio, rollouts, self.eps_low, self.eps_high)
-        metrics = ratio_metrics(log_ratio, rollouts.graded, rollouts.group_index, self.eps_low, self.eps_high)
-        return ObjectiveOutput(loss=-gain.sum() / rollouts.totals.rows, metrics=metrics)
+        super().__init__(eps_low, eps_high)

@@ -6,11 +6,15 @@ same corruptions (the need `shared_masks`). Clamp, clip and treatment of NaN are
 Shape legend: N rows, C completion length.
 """
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from stabledrl.objectives.importance import LOG_RATIO_LIMIT, clamp_log_ratio, clip_log_ratio, ratio_moments
-from stabledrl.types import LikelihoodEstimate, RolloutBatch
+from stabledrl.objectives.importance import LOG_RATIO_LIMIT, check_eps, clamp_log_ratio, clip_log_ratio, ratio_moments
+from stabledrl.protocols import Need, Objective
+from stabledrl.types import LikelihoodEstimate, ObjectiveOutput, RolloutBatch
 
 
 def token_surrogate(
@@ -72,3 +76,43 @@ def token_ratio_metrics(
         "clip_fraction_low": (log_ratio < clipped).float().mean(),
         "clip_fraction_high": (log_ratio > clipped).float().mean(),
     }
+
+
+class TokenRatioObjective(Objective):
+    """Base of the methods whose loss is the mean of `token_surrogate` over the update's completion tokens.
+
+    Args:
+        eps_low: The ratio's clip below 1; None, or 1 and above, for no lower bound.
+        eps_high: The ratio's clip above 1; None for no upper bound.
+
+    Raises:
+        UserInputError: A value is not greater than 0.
+    """
+
+    needs: frozenset[Need] = frozenset({"elbo", "shared_masks"})
+    uses_ratio = True
+
+    @abstractmethod
+    def __init__(self, eps_low: float | None, eps_high: float | None) -> None:
+        """Every method states the clip it is published with."""
+        check_eps(eps_low, eps_high)
+        self.eps_low = eps_low
+        self.eps_high = eps_high
+
+    @override
+    def __call__(
+        self, current: LikelihoodEstimate, rollouts: RolloutBatch, *, group_log_normalizer: Tensor | None = None
+    ) -> ObjectiveOutput:
+        """Computes the batch's share of the update's loss.
+
+        Args:
+            current: Estimate under the policy being trained, with gradient.
+            rollouts: The same rows' rollouts.
+            group_log_normalizer: Has no effect, rows do not depend on each other.
+
+        Returns:
+            Loss and the metrics of `token_ratio_metrics`.
+        """
+        gain = token_surrogate(current, rollouts, self.eps_low, self.eps_high)
+        metrics = token_ratio_metrics(current, rollouts, self.eps_low, self.eps_high)
+        return ObjectiveOutput(loss=-gain.sum() / rollouts.totals.tokens, metrics=metrics)
