@@ -35,7 +35,7 @@ def export_checkpoint(
     the weights of the model they were trained on, in float32.
 
     Args:
-        checkpoint: A .ckpt file that training wrote.
+        checkpoint: A .ckpt that training wrote, a file or a directory with a file per process.
         output: Directory to make.
         layout: `native` for `AutoModelForCausalLM`, `source` for tools made for the model's family.
         overwrite: Replace an existing directory.

@@ -74,11 +74,19 @@ def test_keeps_the_best_besides_the_newest_and_the_earlier_of_equals(
 
 
 def test_what_has_no_score_is_saved_all_the_same_and_is_never_the_best(tmp_path: Path) -> None:
-    """The metric is there at the start and the end only, or is no number."""
     checkpoint = RunCheckpoint(dirpath=str(tmp_path), every_n_train_steps=1, monitor="val/digits/reward", keep_last=-1)
-    train(tiny_module(), TaskEvaluation(at_start=False), checkpoint, steps=3)
+    train(tiny_module(), checkpoint, steps=3)
     assert steps_of(tmp_path) == [1, 2, 3]
     assert checkpoint.best_model_score is None
+
+
+@pytest.mark.parametrize("every", [1, 100])
+def test_the_last_has_the_score_of_the_evaluation_at_the_end(tmp_path: Path, every: int) -> None:
+    checkpoint = RunCheckpoint(dirpath=str(tmp_path), every_n_train_steps=every, monitor="val/digits/reward")
+    evaluation = TaskEvaluation(at_start=False)
+    train(tiny_module(), evaluation, checkpoint, steps=3)
+    assert steps_of(tmp_path) == [3]
+    assert checkpoint.best_model_score == pytest.approx(evaluation.last["val/digits/reward"])
 
 
 def test_last_takes_no_space_of_its_own(tmp_path: Path) -> None:

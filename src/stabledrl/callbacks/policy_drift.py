@@ -23,7 +23,8 @@ class PolicyDriftMonitor(Callback):
     before any clip, `GradientSpikeMonitor` the gradient norm.
 
     It compares the old policy's estimate with the reference's, on the same masks, with the k3 estimator. It makes the
-    reference necessary, also at KL coefficient 0: one more copy of the weights, and one more pass per rollout.
+    reference necessary, also at KL coefficient 0: one more copy of the weights (none where adapters are trained), and
+    one more pass per rollout.
 
     Args:
         every_n_rollouts: How often to log.

@@ -120,11 +120,17 @@ class RunCheckpoint(ModelCheckpoint):
     @override
     def _save_topk_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
         path = self.format_checkpoint_name(monitor_candidates)
+        # Before it is written: the paths are part of the state.
+        self._enter(trainer, path, monitor_candidates)
+        self._save_checkpoint(trainer, path)
+        self._remove_others(trainer, path)
+
+    def _enter(self, trainer: Trainer, path: str, monitor_candidates: dict[str, Tensor]) -> None:
         found = monitor_candidates.get(self._metric) if self._metric else None
         self._scores[path] = trainer.strategy.broadcast(math.nan if found is None else float(found))
         self._note(path)
-        # Before it is written: the paths are part of the state.
-        self._save_checkpoint(trainer, path)
+
+    def _remove_others(self, trainer: Trainer, path: str) -> None:
         for stale in self._scores.keys() - self._kept():
             if self._should_remove_checkpoint(trainer, stale, path):  # not what the run was resumed from
                 self._remove_checkpoint(trainer, stale)
@@ -163,10 +169,15 @@ class RunCheckpoint(ModelCheckpoint):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        candidates = self._monitor_candidates(trainer)
+        path = self.format_checkpoint_name(candidates)
         if not self._should_skip_saving_checkpoint(trainer):
-            candidates = self._monitor_candidates(trainer)
             self._save_topk_checkpoint(trainer, candidates)
             self._save_last_checkpoint(trainer, candidates)
+        elif path in self._scores:
+            # It was saved before the evaluation at the end of the run, whose result is its own.
+            self._enter(trainer, path, candidates)
+            self._remove_others(trainer, path)
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ def export(
     """Writes a checkpoint's policy as a model directory.
 
     Args:
-        checkpoint: A .ckpt file that training wrote.
+        checkpoint: A .ckpt that training wrote, a file or a directory with a file per process.
         output: Directory to make; appears complete or not at all.
         layout: `native` for transformers' AutoModelForCausalLM, `source` for tools made for the model's family.
         overwrite: Replace an existing directory.
